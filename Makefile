@@ -1,0 +1,60 @@
+# make demo   compile and run a small sharded transformer on this machine, before and after
+# make test   the whole test suite, with coverage
+# make lint   ruff and mypy
+# make bench  print the numbers that are times
+# make clean  remove everything that the others made
+#
+# Each of them sets up .venv first. PYTHON=/path/to/python picks the interpreter (3.11 or newer).
+
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+SOURCES := overlap_core $(filter-out %.egg-info,$(wildcard plugins/*/overlap_*))
+
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$python && break; done)
+
+# What is installed depends on these files' contents, so the stamp is named after them.
+SETUP_FILES := constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+STAMP := $(VENV)/.installed-$(shell cat $(SETUP_FILES) | cksum | cut -d ' ' -f 1)
+
+.DEFAULT_GOAL := test
+.PHONY: demo test lint bench setup clean
+
+demo: $(STAMP)
+	$(BIN)/overlap-core demo $(ARGS)
+
+test: $(STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+
+bench: $(STAMP)
+	set -e; for file in $(wildcard benchmarks/bench_*.py); do $(BIN)/python $$file; done
+
+setup: $(STAMP)
+
+# A torch that is there already stays as it is: whatever is installed is pinned for the second step.
+$(STAMP):
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "no Python 3.11 or newer found; say which with: make PYTHON=/path/to/python" >&2; exit 2; fi
+	$(PYTHON) -c '$(IS_NEW_ENOUGH)'
+	@rm -f $(VENV)/.installed-*
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || \
+		$(BIN)/python -m pip install --constraint constraints.txt torch
+	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' \
+		> $(VENV)/torch.txt
+	$(BIN)/python -m pip install --constraint $(VENV)/torch.txt \
+		--editable '.[dev]' $(PLUGINS:%=--editable %)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf *.egg-info plugins/*/*.egg-info

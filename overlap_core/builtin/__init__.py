@@ -1,0 +1,1 @@
+"""Default behaviour, as plugins that go through the same host as anybody else's."""

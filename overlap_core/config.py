@@ -1,0 +1,106 @@
+"""Configuration of one installation of the pass."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, field, frozen
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from attrs import Attribute
+
+__all__ = ["OverlapConfig", "disabled_by_environment", "plugins_disabled_by_environment"]
+
+
+def _at_least(low: float) -> Any:
+    def check(instance: object, attribute: Attribute[Any], value: float | None) -> None:
+        if value is None and attribute.default is None:
+            return
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+            or value < low
+        ):
+            raise ConfigError(
+                f"OverlapConfig({attribute.name}={value!r}): expected a number of at least {low}"
+            )
+
+    return check
+
+
+def _is_bool(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected True or False")
+
+
+def _is_name(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a non-empty name")
+
+
+def _names(value: object) -> object:
+    """Accept any list of names; order and repetition mean nothing, so drop them."""
+    if isinstance(value, str):
+        raise ConfigError(f"OverlapConfig(disable_plugins={value!r}): expected a list of names")
+    try:
+        return tuple(sorted(set(value)))  # type: ignore[call-overload]
+    except TypeError:
+        raise ConfigError(
+            f"OverlapConfig(disable_plugins={value!r}): expected a list of names"
+        ) from None
+
+
+@frozen(kw_only=True)
+class OverlapConfig:
+    """How the pass behaves. Equal on all ranks, or the ranks abort together and say so.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range.
+    """
+
+    enabled: bool = field(default=True, validator=_is_bool)
+    """False keeps every graph in program order, without negotiating."""
+    mode_ladder: str = field(default="default", validator=_is_name)
+    """Name of the ladder that `overlap_choose_mode` implementations answer to."""
+    disable_plugins: tuple[str, ...] = field(default=(), converter=_names)
+    """Names of plugins to leave out, beside those in `OVERLAP_CORE_DISABLE_PLUGINS`."""
+    contention: float = field(default=1.15, validator=_at_least(1))
+    """A gather beside compute takes this many times its time alone."""
+    slack_ns: int = field(default=20_000, validator=_at_least(0))
+    """Extra nanoseconds between the predicted end of a gather and its wait."""
+    max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
+    """Most bytes of gathered weights between launch and wait on one rank; None: no bound."""
+    deadline_s: float = field(default=300.0, validator=_at_least(0.001))
+    """Longest time in seconds that one negotiation may take before program order is kept."""
+
+    def digest(self) -> str:
+        """Hex digest over every value; ranks compare it in their votes."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def disabled_by_environment(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `OVERLAP_CORE=0` switches everything off.
+
+    Raises:
+        ConfigError: the variable has a value other than empty, 0 or 1.
+    """
+    value = environ.get("OVERLAP_CORE", "").strip()
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"OVERLAP_CORE={value!r} in the environment: expected 0 or 1")
+    return value == "0"
+
+
+def plugins_disabled_by_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Names listed in `OVERLAP_CORE_DISABLE_PLUGINS`, sorted, without empty ones."""
+    names = environ.get("OVERLAP_CORE_DISABLE_PLUGINS", "").split(",")
+    return tuple(sorted({name.strip() for name in names} - {""}))

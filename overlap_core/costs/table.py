@@ -1,0 +1,123 @@
+"""One cost for each node of a graph, one question for each structural key."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from overlap_core.graph import NodeKind
+from overlap_core.graph.symbols import parse_expression
+
+from .dtypes import dtype_bytes
+from .types import Cost, CostRequest, CostSource, Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from overlap_core.graph import Node, OverlapGraph, Size
+
+__all__ = ["FREE", "cost_request", "resolve_costs"]
+
+FREE = Cost(ns=0, network_ns=0, source=CostSource.ANALYTICAL)
+"""The cost of a node that does nothing on the device: a wait, a view, an unpack."""
+_UNPACK_OPS = frozenset({"multi_output", "MultiOutput", "unpack"})
+
+
+def resolve_costs(
+    graph: OverlapGraph,
+    measure: Callable[[CostRequest], int | None],
+    requests: Sequence[CostRequest | None] | None = None,
+) -> tuple[Cost, ...]:
+    """The cost of each node: its own `cost_ns` if it has one, else what `measure` answers.
+
+    Args:
+        graph: the nodes.
+        measure: nanoseconds for a structural key, or None; asked once for each distinct key.
+        requests: one key a node from whoever knows more than the graph says, None for nodes
+            that cost nothing; without it the keys are made from the graph.
+
+    Raises:
+        PluginError: from `measure`.
+    """
+    asked: dict[CostRequest, Cost] = {}
+    result = []
+    for position, node in enumerate(graph.nodes):
+        request = None if requests is None else requests[position]
+        free = node.kind is NodeKind.WAIT or node.op in _UNPACK_OPS
+        if free or (requests is not None and request is None):
+            result.append(FREE)
+        elif node.cost_ns is not None:
+            result.append(
+                Cost(
+                    ns=node.cost_ns,
+                    network_ns=node.network_ns,
+                    source=CostSource.MEASURED,
+                    why="given with the graph",
+                )
+            )
+        else:
+            request = cost_request(graph, position) if request is None else request
+            cost = asked.get(request)
+            if cost is None:
+                ns = measure(request)
+                cost = asked[request] = Cost(
+                    ns=ns,
+                    network_ns=node.network_ns,
+                    source=CostSource.UNKNOWN if ns is None else CostSource.ANALYTICAL,
+                    why="" if ns is not None else "no source knows this op",
+                )
+            result.append(cost)
+    return tuple(result)
+
+
+def cost_request(graph: OverlapGraph, position: int) -> CostRequest:
+    """The structural key of one node, as far as plain graph data tells it."""
+    node = graph.nodes[position]
+    outputs = _dims(graph, node)
+    inputs: list[tuple[Dim, ...]] = []
+    input_dtypes: list[str] = []
+    for before in graph.data_predecessors[position]:
+        producer = graph.nodes[before]
+        inputs += _dims(graph, producer)
+        input_dtypes += producer.dtypes
+    collective = node.kind is NodeKind.COLLECTIVE
+    return CostRequest(
+        kind=str(node.kind),
+        op=node.op,
+        inputs=tuple(inputs),
+        input_dtypes=tuple(input_dtypes),
+        outputs=outputs,
+        output_dtypes=node.dtypes,
+        read_bytes=_total_bytes(tuple(inputs), tuple(input_dtypes)),
+        write_bytes=_total_bytes(outputs, node.dtypes),
+        group_size=None if node.group_ranks is None else len(node.group_ranks),
+        nbytes=node.nbytes if collective else None,
+        node=node.name,
+    )
+
+
+def _dims(graph: OverlapGraph, node: Node) -> tuple[tuple[Dim, ...], ...]:
+    return tuple(tuple(_dim(graph, size) for size in sizes) for sizes in node.sizes)
+
+
+def _dim(graph: OverlapGraph, size: Size) -> Dim:
+    if isinstance(size, int):
+        return size
+    expression = parse_expression(size)
+    if expression.constant is not None:
+        return expression.constant
+    hints = {name: hint for name, hint in graph.symbols.items() if hint is not None}
+    return ("~", expression.evaluate(hints))
+
+
+def _total_bytes(shapes: tuple[tuple[Dim, ...], ...], dtypes: tuple[str, ...]) -> int | None:
+    if not shapes or len(shapes) != len(dtypes):
+        return None
+    total = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        width = dtype_bytes(dtype)
+        sizes = [dim if isinstance(dim, int) else dim[1] for dim in shape]
+        if width is None or any(size is None for size in sizes):
+            return None
+        total += math.ceil(math.prod(size for size in sizes if size is not None) * width)
+    return total

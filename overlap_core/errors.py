@@ -1,0 +1,54 @@
+"""Every error that overlap_core raises on purpose.
+
+Messages say what is wrong, where (plugin, hook, node, rank, file) and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DeadlineError",
+    "GraphFileError",
+    "GraphFormatError",
+    "IllegalOrderError",
+    "OverlapError",
+    "PluginError",
+    "RegistrationError",
+    "UnsupportedTorchError",
+]
+
+
+class OverlapError(Exception):
+    """Base class of all errors raised by overlap_core."""
+
+
+class ConfigError(OverlapError, ValueError):
+    """A configuration value is unknown, has the wrong type or is out of range."""
+
+
+class GraphFormatError(OverlapError, ValueError):
+    """A graph breaks a rule of the graph format, such as reading a buffer nothing writes."""
+
+
+class GraphFileError(GraphFormatError):
+    """A graph file cannot be read: not JSON, another version, or a graph that breaks the format."""
+
+
+class IllegalOrderError(OverlapError):
+    """An order of nodes is not a legal topological order of its graph."""
+
+
+class PluginError(OverlapError):
+    """A plugin cannot be loaded, clashes with another one, or one of its hooks failed."""
+
+
+class RegistrationError(OverlapError, ValueError):
+    """A custom op is registered under a bad name, twice, or with an unusable hook."""
+
+
+class UnsupportedTorchError(OverlapError):
+    """The installed torch is outside the supported range, or lacks a name that we rest on."""
+
+
+class DeadlineError(OverlapError, TimeoutError):
+    """A peer rank did not answer within the deadline of a negotiation."""

@@ -1,0 +1,98 @@
+"""What moves together with a gather's launch.
+
+A launch group is the launch, the multi-output members that unpack its buffer before any wait,
+and the producers (cast, pad, view, bucket copy-in) that serve it alone and depend on graph
+inputs only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from .nodes import NodeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .graph import OverlapGraph
+
+__all__ = ["LaunchGroup", "find_input_only", "find_launch_group", "find_waits"]
+
+
+@frozen(kw_only=True)
+class LaunchGroup:
+    """A launch and the nodes that move with it; all are positions in program order."""
+
+    launch: int
+    members: tuple[int, ...]
+    """Ascending, the launch among them."""
+    waits: tuple[int, ...]
+    """The waits that make the gather's outputs readable, ascending."""
+
+
+def find_input_only(graph: OverlapGraph, communicates: Collection[int]) -> tuple[bool | None, ...]:
+    """For each node: computed from graph inputs alone (True), from nothing (None), or else False.
+
+    A node that communicates, waits or is opaque is False, and so is all that depends on it.
+    """
+    inputs = frozenset(graph.inputs)
+    result: list[bool | None] = []
+    for index, node in enumerate(graph.nodes):
+        if node.kind is not NodeKind.COMPUTE or index in communicates:
+            result.append(False)
+            continue
+        states: set[bool | None] = {result[before] for before in graph.data_predecessors[index]}
+        if not inputs.isdisjoint(node.reads) or not inputs.isdisjoint(node.mutates):
+            states.add(True)
+        result.append(False if False in states else True if True in states else None)
+    return tuple(result)
+
+
+def find_waits(graph: OverlapGraph, launch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The multi-output members and the waits of one launch, each ascending."""
+    nodes, predecessors, successors = graph.nodes, graph.predecessors, graph.successors
+    unpacks: list[int] = []
+    waits: list[int] = []
+    reached = {launch}
+    stack = [launch]
+    while stack:
+        current = stack.pop()
+        written = {*nodes[current].writes, *nodes[current].mutates}
+        for index in successors[current]:
+            node = nodes[index]
+            if index in reached or written.isdisjoint(node.reads):
+                continue
+            if node.kind is NodeKind.WAIT:
+                reached.add(index)
+                waits.append(index)
+            elif (
+                node.kind is NodeKind.COMPUTE
+                and not node.cost_ns
+                and all(before in reached for before in predecessors[index])
+            ):
+                # Data cannot be read before the wait, so this only unpacks the launch's buffer.
+                reached.add(index)
+                unpacks.append(index)
+                stack.append(index)
+    return tuple(sorted(unpacks)), tuple(sorted(waits))
+
+
+def find_launch_group(
+    graph: OverlapGraph, launch: int, input_only: tuple[bool | None, ...]
+) -> LaunchGroup:
+    """The launch group of one gather, in time linear in its size."""
+    unpacks, waits = find_waits(graph, launch)
+    members = {launch, *unpacks}
+    stable = {*members, *waits}
+    stack = sorted(graph.predecessors[launch])
+    while stack:
+        index = stack.pop()
+        if index in members or input_only[index] is False:
+            continue
+        if all(after in stable for after in graph.successors[index]):
+            members.add(index)
+            stable.add(index)
+            stack.extend(graph.predecessors[index])
+    return LaunchGroup(launch=launch, members=tuple(sorted(members)), waits=waits)

@@ -1,0 +1,252 @@
+"""From Inductor's scheduler nodes to an `OverlapGraph` and the questions about its costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from torch._inductor import ir
+from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
+from torch._inductor.scheduler import FusedSchedulerNode, GroupedSchedulerNode
+
+from overlap_core.errors import GraphFormatError
+from overlap_core.graph import Node, NodeKind, OverlapGraph
+from overlap_core.registry import op_has_internal_collective
+
+from .dependencies import (
+    comm_buffer_names,
+    comm_order_deps,
+    is_collective_kernel,
+    is_wait_kernel,
+)
+from .groups import GroupResolver
+from .sizes import SizeReader
+from .work import describe_work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlap_core.costs import CostRequest
+    from overlap_core.graph import Size
+
+__all__ = ["AdaptedGraph", "adapt", "find_group_ranks"]
+
+_TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "prim", "quantized", "quantized_decomposed"})
+"""Ops of these namespaces never communicate; anything else is opaque until somebody knows it."""
+MULTI_OUTPUT = "multi_output"
+
+
+@frozen(kw_only=True)
+class AdaptedGraph:
+    """A graph and what Inductor's nodes say beyond it."""
+
+    graph: OverlapGraph
+    requests: tuple[CostRequest | None, ...]
+    """One a node; None for nodes that cost nothing."""
+    comm_buffers: frozenset[str]
+
+
+def adapt(
+    snodes: Sequence[Any],
+    inductor_graph: Any,
+    rank: int,
+    world_size: int,
+    groups: GroupResolver | None = None,
+) -> AdaptedGraph:
+    """Describe scheduler nodes, in the order given, as plain data.
+
+    Nothing is changed and no guard is added: symbolic sizes are read as expressions, and as
+    hints through the shape environment's non-guarding query.
+
+    Args:
+        snodes: as Inductor hands them to a reorder pass.
+        inductor_graph: the graph being lowered (`V.graph`).
+        rank, world_size: of this process.
+        groups: resolver of group names; None: a fresh one.
+
+    Raises:
+        GraphFormatError: the nodes cannot be described, for instance since they are grouped.
+    """
+    groups = GroupResolver() if groups is None else groups
+    sizes = SizeReader(inductor_graph.sizevars)
+    inputs = tuple(inductor_graph.graph_input_names)
+    writer = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    rank_of_input = {name: i for i, name in enumerate(inputs)}
+    comm_buffers = comm_buffer_names(snodes)
+    constants: dict[str, None] = {}
+    nodes: list[Node] = []
+    requests: list[CostRequest | None] = []
+    names = [snode.get_name() for snode in snodes]
+    for position, snode in enumerate(snodes):
+        if isinstance(snode, GroupedSchedulerNode):
+            raise GraphFormatError(
+                f"node {names[position]!r} is a GroupedSchedulerNode, as "
+                "enforce_comm_ordering_for_fsdp makes them; take that pass out of "
+                "reorder_for_compute_comm_overlap_passes"
+            )
+        droppable = set(comm_order_deps(snode, comm_buffers))
+        reads: dict[str, None] = {}
+        after: set[int] = set()
+        for dep in snode.read_writes.reads:
+            if dep in droppable:
+                continue
+            source = writer.get(dep.name)
+            if source == position:
+                continue
+            if isinstance(dep, WeakDep):
+                if source is not None:
+                    after.add(source)
+            elif isinstance(dep, (StarDep, MemoryDep)):
+                if source is None and dep.name not in rank_of_input:
+                    constants[dep.name] = None
+                reads[dep.name] = None
+        ordered_reads = sorted(
+            reads, key=lambda name: (writer.get(name, -1), rank_of_input.get(name, -1), name)
+        )
+        read_from = {writer[name] for name in ordered_reads if name in writer}
+        node, request = _describe(
+            snode,
+            sizes,
+            groups,
+            reads=tuple(ordered_reads),
+            after=tuple(names[i] for i in sorted(after - read_from)),
+        )
+        nodes.append(node)
+        requests.append(request)
+    known = writer.keys() | rank_of_input.keys() | constants.keys()
+    graph = OverlapGraph(
+        rank=rank,
+        world_size=world_size,
+        nodes=tuple(nodes),
+        inputs=inputs,
+        constants=tuple(constants),
+        outputs=tuple(n for n in _output_names(inductor_graph) if n in known),
+        symbols=sizes.hints(),
+    )
+    return AdaptedGraph(graph=graph, requests=tuple(requests), comm_buffers=comm_buffers)
+
+
+def find_group_ranks(snodes: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Ranks of the groups that the collectives name, for a graph that `adapt` cannot describe."""
+    groups = GroupResolver()
+    found = set()
+    for snode in snodes:
+        if is_collective_kernel(snode):
+            ranks = groups.ranks(str(_group_name(snode.node, groups)))
+            if ranks is not None:
+                found.add(ranks)
+    return tuple(sorted(found))
+
+
+def _describe(
+    snode: Any, sizes: SizeReader, groups: GroupResolver, reads: tuple[str, ...], after: Any
+) -> tuple[Node, CostRequest | None]:
+    kind, op = _kind_and_op(snode)
+    shapes, dtypes = _outputs(snode, sizes)
+    group: str | None = None
+    nbytes: int | None = None
+    issues = kind is NodeKind.OPAQUE and op_has_internal_collective(op)
+    if kind is NodeKind.COLLECTIVE or issues:
+        group = _group_name(snode.node, groups)
+    if kind is NodeKind.COLLECTIVE:
+        nbytes = _collective_bytes(snode, sizes, groups.ranks(group) if group else None)
+    node = Node(
+        name=snode.get_name(),
+        kind=kind,
+        op=op,
+        reads=reads,
+        writes=tuple(snode.get_buffer_names()),
+        after=after,
+        sizes=shapes,
+        dtypes=dtypes,
+        group=group,
+        group_ranks=None if group is None else groups.ranks(group),
+        nbytes=nbytes,
+        issues_collective=issues,
+        origins=_origins(snode),
+    )
+    if kind is NodeKind.WAIT or op == MULTI_OUTPUT:
+        return node, None
+    return node, describe_work(snode, node, sizes)
+
+
+def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
+    inner = snode.node
+    if isinstance(snode, FusedSchedulerNode) or inner is None:
+        return NodeKind.COMPUTE, "fused"
+    overload = getattr(inner, "op_overload", None)
+    op = "" if overload is None else str(overload)
+    if is_wait_kernel(snode):
+        return NodeKind.WAIT, op or "_c10d_functional.wait_tensor.default"
+    if is_collective_kernel(snode):
+        return NodeKind.COLLECTIVE, op
+    if isinstance(inner, ir.MultiOutput):
+        return NodeKind.COMPUTE, MULTI_OUTPUT
+    if op:
+        transparent = op.partition(".")[0] in _TRANSPARENT_NAMESPACES
+        return (NodeKind.COMPUTE if transparent else NodeKind.OPAQUE), op
+    kernel = getattr(inner, "python_kernel_name", None)
+    return NodeKind.COMPUTE, str(kernel) if kernel else type(inner).__name__
+
+
+def _outputs(
+    snode: Any, sizes: SizeReader
+) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
+    """Sizes and dtypes of what the node makes; of an in-place collective, of what it changes."""
+    buffers = [output.node for output in snode.get_outputs()]
+    layouts = [getattr(buffer, "layout", None) for buffer in buffers]
+    shaped = [
+        buffer
+        for buffer, layout in zip(buffers, layouts, strict=True)
+        if layout is not None and not isinstance(layout, (ir.NoneLayout, ir.MultiOutputLayout))
+    ]
+    if not shaped and is_collective_kernel(snode):
+        shaped = [value for value in snode.node.inputs if hasattr(value, "get_size")]
+    return (
+        tuple(sizes.sizes(buffer.get_size()) for buffer in shaped),
+        tuple(str(buffer.get_dtype()).removeprefix("torch.") for buffer in shaped),
+    )
+
+
+def _group_name(inner: Any, groups: GroupResolver) -> str | None:
+    """The last text argument that names a process group."""
+    arguments = [*getattr(inner, "constant_args", ())]
+    arguments += getattr(inner, "kwargs", {}).values()
+    for value in reversed(arguments):
+        name = value if isinstance(value, str) else getattr(value, "group_name", None)
+        if isinstance(name, str) and groups.ranks(name) is not None:
+            return name
+    return None
+
+
+def _collective_bytes(
+    snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | None
+) -> int | None:
+    """Bytes of a collective's result on this rank."""
+    inner = snode.node
+    total = 0
+    if isinstance(inner.layout, (ir.NoneLayout, ir.MultiOutputLayout)):
+        out_variant = "_out" in str(inner.op_overload)
+        scale = len(ranks) if ranks and "all_gather" in str(inner.op_overload) else 1
+        values = [v for v in inner.inputs if hasattr(v, "get_size")]
+        for value in values[:1] if out_variant else values:
+            count = sizes.numel(value.get_size())
+            if count is None:
+                return None
+            total += count * value.get_dtype().itemsize * scale
+        return total
+    count = sizes.numel(inner.get_size())
+    return None if count is None else count * inner.get_dtype().itemsize
+
+
+def _origins(snode: Any) -> tuple[str, ...]:
+    found = set()
+    for part in snode.get_nodes():
+        inner = part.node
+        for origin in getattr(inner, "origins", ()) or ():
+            found.add(str(origin.target))
+    return tuple(sorted(found))
+
+
+def _output_names(inductor_graph: Any) -> tuple[str, ...]:
+    return tuple(inductor_graph.get_output_names())

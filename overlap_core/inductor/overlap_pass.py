@@ -1,0 +1,203 @@
+"""The pass as Inductor sees it: a callable from a list of scheduler nodes to another order.
+
+Nothing that goes wrong in here reaches the user's compile: the nodes come back in program order
+and the record of this graph says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from attrs import evolve
+from torch._inductor.codecache import BypassFxGraphCache
+from torch._inductor.virtualized import V
+
+from overlap_core.graph import OverlapGraph
+from overlap_core.outcome import RankOutcome
+from overlap_core.pipeline import negotiate, prepare
+from overlap_core.ranks import Mode, StoreExchange, run_loopback
+from overlap_core.simulation import group_ranks
+
+from .adapter import AdaptedGraph, adapt, find_group_ranks
+from .dependencies import reorder_comm_deps
+from .groups import default_store, is_fake_world, rank_and_world_size
+from .identity import identify
+from .records import add_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlap_core.config import OverlapConfig
+    from overlap_core.host import PluginHost
+    from overlap_core.pipeline import RankView
+
+__all__ = ["OverlapPass"]
+
+logger = logging.getLogger(__name__)
+
+
+class OverlapPass:
+    """One installation of the pass.
+
+    It survives `copy.deepcopy` as itself, and any attempt to hash it for Inductor's caches ends
+    in a bypass: an artifact from a cache would skip the pass on one rank and not on another.
+    """
+
+    def __init__(self, config: OverlapConfig, host: PluginHost) -> None:
+        self.config = config
+        self.host = host
+        self._busy = threading.local()
+
+    def __deepcopy__(self, memo: object) -> OverlapPass:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise BypassFxGraphCache("overlap_core decides the order together with other ranks")
+
+    def __repr__(self) -> str:
+        return f"OverlapPass({self.config!r})"
+
+    def __call__(self, snodes: list[Any]) -> list[Any]:
+        """Reorder, or return the nodes as they came."""
+        if not _is_of_interest(snodes):
+            return snodes
+        try:
+            return self._reorder(snodes)
+        except Exception as error:
+            logger.warning(
+                "overlap is off for one graph: the pass failed and program order is kept "
+                "(%s: %s); please report this",
+                type(error).__name__,
+                error,
+                exc_info=logger.isEnabledFor(logging.DEBUG),
+            )
+            add_record(_kept(0, f"the pass failed: {type(error).__name__}: {error}"))
+            return snodes
+
+    def _reorder(self, snodes: list[Any]) -> list[Any]:
+        world = rank_and_world_size()
+        if world is None:
+            if any(_is_collective(snode) for snode in snodes):
+                add_record(_kept(0, "no process group is initialized"))
+            return snodes
+        rank, world_size = world
+        adapted, view, groups = self._view(snodes, rank, world_size)
+        outcome = self._agree(view, groups, rank, world_size)
+        if outcome is None:
+            return snodes
+        notes = (*self.host.notes(), *outcome.notes)
+        add_record(evolve(outcome, notes=notes))
+        logger.info(
+            "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
+            rank,
+            outcome.mode,
+            outcome.hoisted,
+            len(outcome.gathers),
+            outcome.exposed_ns_before / 1000,
+            outcome.exposed_ns_after / 1000,
+        )
+        if not outcome.committed or adapted is None:
+            return snodes
+        by_name = {snode.get_name(): snode for snode in snodes}
+        if outcome.order != tuple(by_name):
+            communicating = [by_name[name] for name in outcome.collectives]
+            reorder_comm_deps(
+                [s for s in communicating if s.node is not None], adapted.comm_buffers
+            )
+        return [by_name[name] for name in outcome.order]
+
+    def _view(
+        self, snodes: list[Any], rank: int, world_size: int
+    ) -> tuple[AdaptedGraph | None, RankView, tuple[tuple[int, ...], ...]]:
+        """This rank's view; a graph that cannot be described still has a vote."""
+        try:
+            adapted = adapt(snodes, V.graph, rank, world_size)
+        except Exception as error:
+            fault = f"the graph cannot be described: {type(error).__name__}: {error}"
+            empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
+            view = prepare(empty, self.config, self.host, fault=fault)
+            return None, view, find_group_ranks(snodes)
+        view = prepare(adapted.graph, self.config, self.host, adapted.requests)
+        groups = set(group_ranks(adapted.graph))
+        if view.skeleton is not None:
+            for position in view.skeleton.positions:
+                # A plugin knows of communication on a group that the node does not show.
+                node = adapted.graph.nodes[position]
+                if node.group_ranks is None:
+                    groups.add(tuple(range(world_size)))
+        return adapted, view, tuple(sorted(groups))
+
+    def _agree(
+        self,
+        view: RankView,
+        groups: Sequence[tuple[int, ...]],
+        rank: int,
+        world_size: int,
+    ) -> RankOutcome | None:
+        """Negotiate; None for a graph without communication, which only says so to its peers."""
+        if not self.config.enabled:
+            return _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
+        if world_size == 1 or is_fake_world():
+            if not groups:
+                return None
+            scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
+            return run_loopback(negotiate(view, scope), scope.index(rank), len(scope))
+        exchange = StoreExchange(
+            default_store(), rank, identify(V.graph), self.config.deadline_s
+        )
+        try:
+            if not groups and not view.fault:
+                exchange.publish_scope(())
+                return None
+            scope, why = exchange.find_scope(groups)
+            if why:
+                return _kept(rank, why, view, scope)
+            return exchange.run(negotiate(view, scope), scope)
+        except TimeoutError as error:
+            return _kept(rank, str(error), view)
+        finally:
+            exchange.leave()
+
+
+def _is_of_interest(snodes: Sequence[Any]) -> bool:
+    """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
+    name = getattr(V.graph, "name", None) or ""
+    return bool(snodes) and not name.startswith("benchmark_")
+
+
+def _is_collective(snode: Any) -> bool:
+    from .dependencies import is_collective_kernel
+
+    return is_collective_kernel(snode)
+
+
+def _kept(
+    rank: int, why: str, view: RankView | None = None, scope: tuple[int, ...] = ()
+) -> RankOutcome:
+    """The record of a graph that stays in program order without a negotiation."""
+    graph = None if view is None else view.graph
+    names = () if graph is None else tuple(node.name for node in graph.nodes)
+    collectives = (
+        ()
+        if view is None or view.skeleton is None
+        else tuple(view.graph.nodes[p].name for p in view.skeleton.positions)
+    )
+    return RankOutcome(
+        rank=rank,
+        scope=scope or (rank,),
+        mode=Mode.ABORT,
+        why=why,
+        order=names,
+        collectives=collectives,
+        gathers=(),
+        legal=True,
+        committed=False,
+        votes=() if view is None else (view.vote,),
+        skeleton=() if view is None or view.skeleton is None else view.skeleton.entries,
+        fingerprint="" if view is None else view.vote.fingerprint,
+        graph=graph,
+    )
+
+

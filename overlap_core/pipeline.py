@@ -1,0 +1,343 @@
+"""One rank's way from a graph to a committed order, as a protocol that any driver can run.
+
+Every step can say no, and then all ranks of the scope keep program order. A failure on this rank
+(a plugin that raises, an order that turns out illegal) is never an early return: it is carried
+into the next exchange as "cannot", so that peers hear of it and nobody waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from .costs import resolve_costs
+from .errors import DeadlineError
+from .graph import first_violation
+from .placement import (
+    Plan,
+    TimelineModel,
+    align,
+    build_frame,
+    propose,
+    rebuild_order,
+    settle,
+)
+from .ranks import (
+    Commitment,
+    Decide,
+    Mode,
+    ModeDecision,
+    Proposal,
+    Vote,
+    decode_votes,
+    encode_vote,
+    reconcile,
+    share_distinct,
+)
+from .registry import registry_digest
+from .skeleton import (
+    build_skeleton,
+    entry_from_json,
+    entry_to_json,
+    fingerprint,
+    merge_skeletons,
+    skeleton_digest,
+)
+from .verdicts import describe_gathers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .config import OverlapConfig
+    from .costs import Cost, CostRequest
+    from .graph import OverlapGraph
+    from .host import PluginHost
+    from .outcome import RankOutcome
+    from .placement import Frame
+    from .ranks.negotiation import Protocol
+    from .skeleton import Skeleton
+
+__all__ = ["RankView", "negotiate", "prepare"]
+
+_NO_FAULT = ""
+
+
+@frozen(kw_only=True)
+class RankView:
+    """What one rank knows before it talks to others. `fault` says why it cannot take part."""
+
+    graph: OverlapGraph
+    config: OverlapConfig
+    host: PluginHost
+    vote: Vote
+    fault: str = _NO_FAULT
+    skeleton: Skeleton | None = None
+    costs: tuple[Cost, ...] = ()
+    frame: Frame | None = None
+    model: TimelineModel | None = None
+
+
+def prepare(
+    graph: OverlapGraph,
+    config: OverlapConfig,
+    host: PluginHost,
+    requests: Sequence[CostRequest | None] | None = None,
+    fault: str = _NO_FAULT,
+) -> RankView:
+    """Classify, fingerprint and cost one rank's graph. Never raises: a failure becomes `fault`.
+
+    Args:
+        graph: this rank's nodes.
+        config, host: as on all ranks; both are part of the vote.
+        requests: structural keys of the nodes' costs, if somebody knows more than the graph.
+        fault: what went wrong before, if anything did.
+    """
+    names = host.plugin_names()
+    digest = registry_digest()
+    if digest:
+        names = (*names, f"registered ops {digest[:8]}")
+    vote = Vote(
+        rank=graph.rank,
+        can=not fault,
+        why=fault,
+        config=config.digest(),
+        plugins=hashlib.sha256("\0".join((host.digest(), digest)).encode()).hexdigest(),
+        plugin_names=names,
+    )
+    view = RankView(graph=graph, config=config, host=host, vote=vote, fault=fault)
+    if fault:
+        return view
+    try:
+        skeleton = build_skeleton(graph, host.classify)
+        costs = resolve_costs(graph, host.measure_cost, requests)
+        return evolve(
+            view,
+            skeleton=skeleton,
+            costs=costs,
+            frame=build_frame(graph, skeleton),
+            model=TimelineModel(graph, skeleton, costs),
+            vote=evolve(
+                vote,
+                fingerprint=fingerprint(graph),
+                skeleton=skeleton_digest(skeleton.entries),
+                entries=len(skeleton.entries),
+                weight_gathers=len(skeleton.gathers),
+            ),
+        )
+    except Exception as error:
+        why = _describe(error)
+        return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
+
+
+def negotiate(view: RankView, scope: tuple[int, ...]) -> Protocol[RankOutcome]:
+    """This rank's side of the negotiation of one graph.
+
+    Args:
+        view: from `prepare`.
+        scope: the ranks that negotiate, ascending, this one among them.
+
+    Returns:
+        The outcome; program order unless every rank of the scope committed the same plan.
+    """
+    side = _Side(view, scope)
+    try:
+        return (yield from side.run())
+    except DeadlineError as error:
+        verdict = yield Decide("decision", b"keep " + str(error).encode())
+        return side.close(verdict[0])
+
+
+class _Side:
+    """The state of one rank in one negotiation."""
+
+    def __init__(self, view: RankView, scope: tuple[int, ...]) -> None:
+        self.view = view
+        self.scope = scope
+        self.index = scope.index(view.graph.rank)
+        self.votes: tuple[Vote, ...] = (view.vote,)
+        self.decision = ModeDecision(mode=Mode.ABORT, why="not negotiated")
+        self.plan = Plan()
+        self.order: tuple[int, ...] = ()
+        self.committed_digest = ""
+        self.slower_why = ""
+
+    def run(self) -> Protocol[RankOutcome]:
+        payloads = yield from share_distinct("vote", encode_vote(self.view.vote), self.index)
+        self.votes = decode_votes(payloads, self.scope)
+        fault, difference = "", ""
+        if all(vote.can for vote in self.votes):
+            difference = yield from self.compare_skeletons()
+        try:
+            self.decision = self.view.host.choose_mode(self.votes)
+        except Exception as error:
+            fault = _describe(error)
+        if self.decision.mode is Mode.PINNED and difference:
+            self.decision = evolve(self.decision, why=f"{self.decision.why}; {difference}")
+        for attempt in ("first", "pinned"):
+            done = yield from self.attempt(attempt, fault)
+            if done:
+                verdict = yield Decide("decision", done)
+                return self.close(verdict[0])
+            if self.decision.mode is Mode.ABORT:
+                break
+            # The first attempt exposes more than program order somewhere: pinning never does.
+            self.decision = ModeDecision(
+                mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
+            )
+        return self.close(b"keep")
+
+    def compare_skeletons(self) -> Protocol[str]:
+        """Give compatible skeletons one digest in the votes; else say where they differ."""
+        if len({vote.skeleton for vote in self.votes}) == 1:
+            return ""
+        assert self.view.skeleton is not None  # noqa: S101  all ranks voted that they can
+        mine = json.dumps([entry_to_json(e) for e in self.view.skeleton.entries]).encode()
+        payloads = yield from share_distinct("skeleton", mine, self.index)
+        distinct = list(dict.fromkeys(payloads))
+        skeletons = [
+            [entry_from_json(i, data) for i, data in enumerate(json.loads(payload))]
+            for payload in distinct
+        ]
+        merged, difference = merge_skeletons(skeletons)
+        if merged is None:
+            return f"skeletons differ at {difference}"
+        digest = skeleton_digest(merged)
+        self.votes = tuple(evolve(vote, skeleton=digest) for vote in self.votes)
+        return ""
+
+    def attempt(self, name: str, fault: str) -> Protocol[bytes]:
+        """Propose, reconcile, rebuild, verify. Returns what to decide, or b"" to fall back."""
+        mode = self.decision.mode
+        proposal = Proposal(mode=str(mode), can=not fault, why=fault)
+        if not fault and mode is not Mode.ABORT:
+            try:
+                self.plan = self.propose_plan(mode)
+                proposal = evolve(proposal, units=self.units(mode))
+            except Exception as error:
+                proposal = evolve(proposal, can=False, why=_describe(error))
+        step = f"proposal/{name}"
+        payloads = yield from share_distinct(step, proposal.encode(), self.index)
+        proposals = [Proposal.decode(payload) for payload in payloads]
+        why = self.refusal([(p.can, p.why) for p in proposals]) or self.mode_conflict(proposals)
+        if why:
+            self.decision = ModeDecision(mode=Mode.ABORT, why=why)
+        if self.decision.mode is Mode.ABORT:
+            return b""
+        commitment = self.rebuild(mode, proposals)
+        step = f"commit/{name}"
+        payloads = yield from share_distinct(step, commitment.encode(), self.index)
+        commitments = [Commitment.decode(payload) for payload in payloads]
+        slower = [c.slower for c in commitments]
+        if any(slower) and mode is not Mode.PINNED and all(c.ok or c.slower for c in commitments):
+            rank = self.scope[slower.index(True)]
+            self.slower_why = f"pinned because on rank {rank} {commitments[slower.index(True)].why}"
+            return b""
+        why = self.refusal([(c.ok, c.why) for c in commitments])
+        if not why and len({c.plan for c in commitments}) > 1:
+            why = "ranks would commit different sequences of communication"
+        if why:
+            self.decision = ModeDecision(mode=Mode.ABORT, why=why)
+            return b""
+        self.committed_digest = commitment.plan
+        return b"commit " + commitment.plan.encode()
+
+    def propose_plan(self, mode: Mode) -> Plan:
+        view = self.view
+        assert view.skeleton is not None and view.frame is not None  # noqa: S101, PT018
+        plan = propose(
+            view.graph,
+            view.skeleton,
+            view.frame,
+            view.costs,
+            view.config,
+            pinned=mode is Mode.PINNED,
+        )
+        return align(view.host.adjust_plan(plan, view.graph), view.frame)
+
+    def units(self, mode: Mode) -> tuple[int, ...]:
+        """What ranks agree on: boundaries where graphs are equal, slots where skeletons are."""
+        if mode is Mode.PINNED:
+            return ()
+        if mode is Mode.IDENTICAL:
+            return tuple(p.boundary for p in self.plan.placements)
+        return tuple(p.slot for p in self.plan.placements)
+
+    def rebuild(self, mode: Mode, proposals: Sequence[Proposal]) -> Commitment:
+        view = self.view
+        try:
+            assert view.skeleton is not None and view.frame is not None  # noqa: S101, PT018
+            assert view.model is not None  # noqa: S101
+            agreed: tuple[int, ...] = ()
+            boundaries = tuple(p.boundary for p in self.plan.placements)
+            if mode is not Mode.PINNED:
+                agreed = reconcile([p.units for p in proposals])
+                by_boundary = mode is Mode.IDENTICAL
+                self.plan = settle(self.plan, view.frame, agreed, by_boundary=by_boundary)
+                boundaries = tuple(p.boundary for p in self.plan.placements)
+            self.order = rebuild_order(view.frame, boundaries)
+            violation = first_violation(view.graph.predecessors, self.order)
+            if violation is not None:
+                early, late = (view.graph.nodes[p].name for p in violation)
+                return Commitment(ok=False, why=f"the new order has {late!r} before {early!r}")
+            launches = [group.launch for group in view.skeleton.gathers]
+            program = tuple(range(len(view.graph.nodes)))
+            before = view.model.run(program).gathers_exposed_ns(launches)
+            after = view.model.run(self.order).gathers_exposed_ns(launches)
+            plan = self.plan_digest(mode, agreed)
+            if after > before:
+                return Commitment(
+                    ok=False,
+                    slower=True,
+                    why=f"{after - before} ns more would be exposed than in program order",
+                )
+            return Commitment(ok=True, plan=plan)
+        except Exception as error:
+            return Commitment(ok=False, why=_describe(error))
+
+    def plan_digest(self, mode: Mode, agreed: tuple[int, ...]) -> str:
+        """Digest of what must be equal on all ranks that commit."""
+        if mode is Mode.PINNED:
+            return str(mode)
+        assert self.view.skeleton is not None  # noqa: S101
+        place = {p: i for i, p in enumerate(self.view.skeleton.positions)}
+        sequence = [place[p] for p in self.order if p in place]
+        text = json.dumps([str(mode), agreed, sequence])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def refusal(self, answers: Sequence[tuple[bool, str]]) -> str:
+        reasons = [
+            f"rank {rank} cannot: {why}"
+            for rank, (ok, why) in zip(self.scope, answers, strict=True)
+            if not ok
+        ]
+        more = f" (and {len(reasons) - 4} more ranks)" if len(reasons) > 4 else ""
+        return "; ".join(reasons[:4]) + more
+
+    def mode_conflict(self, proposals: Sequence[Proposal]) -> str:
+        chosen = {p.mode: r for p, r in zip(reversed(proposals), reversed(self.scope), strict=True)}
+        if len(chosen) > 1:
+            words = ", ".join(f"{mode} (rank {rank})" for mode, rank in sorted(chosen.items()))
+            return f"the mode ladder is not the same function on all ranks: {words}"
+        lengths = {len(p.units) for p in proposals}
+        return "ranks propose different numbers of gathers" if len(lengths) > 1 else ""
+
+    def close(self, verdict: bytes) -> RankOutcome:
+        """Turn what was decided for the scope into this rank's outcome."""
+        committed = bool(self.committed_digest) and (
+            verdict == b"commit " + self.committed_digest.encode()
+        )
+        decision = self.decision
+        if not committed and decision.mode is not Mode.ABORT:
+            reason = verdict.decode(errors="replace").removeprefix("keep").strip()
+            decision = ModeDecision(mode=Mode.ABORT, why=reason or decision.why)
+        order = self.order if committed else tuple(range(len(self.view.graph.nodes)))
+        return describe_gathers(
+            self.view, self.scope, self.votes, decision, self.plan, order, committed=committed
+        )
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,23 @@
+"""Where gathers are launched: coordinates, latest safe launch, memory, predicted time."""
+
+from __future__ import annotations
+
+from .frame import Frame, build_frame, rebuild_order
+from .plan import GatherPlacement, Plan, Verdict
+from .schedule import align, propose
+from .settle import settle
+from .timeline import Timeline, TimelineModel
+
+__all__ = [
+    "Frame",
+    "GatherPlacement",
+    "Plan",
+    "Timeline",
+    "TimelineModel",
+    "Verdict",
+    "align",
+    "build_frame",
+    "propose",
+    "rebuild_order",
+    "settle",
+]

@@ -1,0 +1,102 @@
+"""The coordinates of a placement: base nodes, boundaries, slots, floors."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlap_core.graph import LaunchGroup, OverlapGraph
+    from overlap_core.skeleton import Skeleton
+
+__all__ = ["Frame", "build_frame", "rebuild_order"]
+
+
+@frozen(kw_only=True)
+class Frame:
+    """What stays put while gathers move.
+
+    The *base* is the program order without all launch groups. Boundary b lies before base node
+    b; there are `len(base) + 1` of them.
+    """
+
+    base: tuple[int, ...]
+    """Positions of the base nodes, ascending."""
+    boundary_of: tuple[int, ...]
+    """For each node of the graph its boundary in program order."""
+    fixed: tuple[int, ...]
+    """Base indices of the skeleton entries that never move, ascending."""
+    gathers: tuple[LaunchGroup, ...]
+    floors: tuple[int, ...]
+    """Earliest legal boundary of each gather."""
+    originals: tuple[int, ...]
+    """Boundary of each gather's launch in program order."""
+    needed: tuple[int, ...]
+    """Base index of each gather's first wait."""
+
+    def slot(self, boundary: int) -> int:
+        """Number of fixed skeleton entries before a boundary."""
+        return bisect_left(self.fixed, boundary)
+
+    def slot_start(self, slot: int) -> int:
+        """First boundary of a slot."""
+        return self.fixed[slot - 1] + 1 if slot > 0 else 0
+
+
+def build_frame(graph: OverlapGraph, skeleton: Skeleton) -> Frame:
+    """Take the launch groups out of the program order and number what is left."""
+    gathers = skeleton.gathers
+    owner: dict[int, int] = {}
+    for ordinal, group in enumerate(gathers):
+        for member in group.members:
+            owner[member] = ordinal
+    base: list[int] = []
+    boundary_of: list[int] = []
+    for position in range(len(graph.nodes)):
+        boundary_of.append(len(base))
+        if position not in owner:
+            base.append(position)
+    launches = {group.launch for group in gathers}
+    floors = []
+    for ordinal, group in enumerate(gathers):
+        floor = 0
+        for member in group.members:
+            for before in graph.predecessors[member]:
+                other = owner.get(before)
+                if other is None:
+                    floor = max(floor, boundary_of[before] + 1)
+                elif other > ordinal:
+                    # A producer of a later gather: it may stay, so pass it never.
+                    floor = max(floor, boundary_of[before])
+        floors.append(min(floor, boundary_of[group.launch]))
+    return Frame(
+        base=tuple(base),
+        boundary_of=tuple(boundary_of),
+        fixed=tuple(boundary_of[p] for p in skeleton.positions if p not in launches),
+        gathers=gathers,
+        floors=tuple(floors),
+        originals=tuple(boundary_of[group.launch] for group in gathers),
+        needed=tuple(boundary_of[group.waits[0]] for group in gathers),
+    )
+
+
+def rebuild_order(frame: Frame, boundaries: Sequence[int]) -> tuple[int, ...]:
+    """The order of positions with each gather launched at its boundary.
+
+    A member of a launch group moves forward only, never back, and nodes that share a boundary
+    keep their program order, so gathers never swap and rebuilding twice changes nothing.
+    """
+    arrivals: list[list[int]] = [[] for _ in range(len(frame.base) + 1)]
+    for group, boundary in zip(frame.gathers, boundaries, strict=True):
+        for member in group.members:
+            arrivals[min(boundary, frame.boundary_of[member])].append(member)
+    order: list[int] = []
+    for boundary, members in enumerate(arrivals):
+        order.extend(sorted(members))
+        if boundary < len(frame.base):
+            order.append(frame.base[boundary])
+    return tuple(order)

@@ -1,0 +1,204 @@
+"""Latest safe launch: each gather as late as its time is still covered, on the time axis.
+
+The axis of a group is the time in which its gathers can run beside compute: prefix sums of
+compute cost, without the parts in which opaque ops load the network. Gathers of one group run
+one after another, so the walk goes from the last gather to the first, and each must be done
+before its successor is due to start. The idea of scheduling on a time axis, and not by counting
+nodes, is shared with Inductor's overlap scheduling; the rules here are this project's own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from overlap_core.graph import NodeKind
+
+from .memory import memory_floors
+from .plan import GatherPlacement, Plan, Verdict
+from .timeline import network_share_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlap_core.config import OverlapConfig
+    from overlap_core.costs import Cost
+    from overlap_core.graph import OverlapGraph
+    from overlap_core.skeleton import Skeleton
+
+    from .frame import Frame
+
+__all__ = ["align", "propose"]
+
+_REGIONS_TO_TRY = 8
+"""How many stretches between uses of its own group a gather looks back through."""
+
+
+@frozen(kw_only=True)
+class _Axis:
+    """Time on which the gathers of one group can hide."""
+
+    at: tuple[int, ...]
+    """Available nanoseconds before each boundary, non-decreasing."""
+    barriers: tuple[int, ...]
+    """Base indices of opaque ops that use this group: a gather must end before, or start after."""
+    jobs: tuple[tuple[int, int], ...]
+    """(base index, time on the axis at which it ends) of other collectives on this group."""
+
+
+def propose(
+    graph: OverlapGraph,
+    skeleton: Skeleton,
+    frame: Frame,
+    costs: Sequence[Cost],
+    config: OverlapConfig,
+    *,
+    pinned: bool = False,
+) -> Plan:
+    """The placements that this rank would choose alone.
+
+    Args:
+        graph, skeleton, frame, costs: of one rank.
+        config: contention, slack and the memory bound.
+        pinned: keep every gather behind the skeleton entry that it follows.
+
+    Returns:
+        A plan with `floor <= boundary <= original` for each gather and boundaries that never
+        decrease. It launches no gather later than program order does.
+    """
+    axes: dict[tuple[str, ...], _Axis] = {}
+    memory = memory_floors(graph, frame, config.max_in_flight_bytes)
+    starts: dict[tuple[str, ...], int] = {}
+    boundary_after = len(frame.base)
+    chosen: list[GatherPlacement] = []
+    for ordinal in range(len(frame.gathers) - 1, -1, -1):
+        group = frame.gathers[ordinal]
+        original = frame.originals[ordinal]
+        key = _queue_names(graph, skeleton, group.launch)
+        axis = axes.get(key)
+        if axis is None:
+            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key)
+        floor = frame.floors[ordinal]
+        limit = Verdict.COMPUTE_LIMITED
+        if pinned and (pin := frame.slot_start(frame.slot(original))) > floor:
+            floor, limit = pin, Verdict.PINNED
+        if memory[ordinal] > floor:
+            floor, limit = min(memory[ordinal], original), Verdict.MEMORY_LIMITED
+        ceiling = min(original, boundary_after)
+        need_ns = round((costs[group.launch].ns or 0) * config.contention) + config.slack_ns
+        end = min(axis.at[frame.needed[ordinal]], starts.get(key, axis.at[-1]))
+        start, boundary = _latest_start(axis, end, need_ns, floor, ceiling)
+        boundary = max(min(boundary, ceiling), min(floor, original))
+        starts[key] = max(start, axis.at[boundary])
+        boundary_after = boundary
+        chosen.append(
+            GatherPlacement(
+                gather=graph.nodes[group.launch].name,
+                ordinal=ordinal,
+                floor=frame.floors[ordinal],
+                original=original,
+                boundary=boundary,
+                slot=frame.slot(boundary),
+                verdict=Verdict.HIDDEN if start >= axis.at[boundary] else limit,
+                why="",
+            )
+        )
+    return align(Plan(placements=tuple(reversed(chosen))), frame)
+
+
+def align(plan: Plan, frame: Frame) -> Plan:
+    """Raise placements that a predecessor has overtaken, and set the slots to the boundaries."""
+    result: list[GatherPlacement] = []
+    reached = 0
+    for placement in plan.placements:
+        reached = max(reached, placement.boundary)
+        result.append(evolve(placement, boundary=reached, slot=frame.slot(reached)))
+    return Plan(placements=tuple(result))
+
+
+def _latest_start(
+    axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int
+) -> tuple[int, int]:
+    """Latest start on the axis, and its boundary, for a gather that must be done by `end`.
+
+    If no stretch between two uses of the group is long enough, the longest one tried is taken
+    from its beginning.
+    """
+    at, barriers = axis.at, axis.barriers
+    index = bisect_left(barriers, ceiling)
+    while index > 0 and at[barriers[index - 1]] > end:
+        index -= 1
+    longest: int | None = None
+    fallback = (end - need_ns, floor)
+    for _ in range(_REGIONS_TO_TRY):
+        first = barriers[index - 1] + 1 if index > 0 else 0
+        begin, last = max(first, floor), ceiling
+        if index < len(barriers):
+            last = min(last, barriers[index])
+            end = min(end, at[barriers[index]])
+        start, last = _before_jobs(axis, end - need_ns, begin, last)
+        if start >= at[begin] and last >= begin:
+            return start, min(last, bisect_right(at, start) - 1)
+        room = min(end, at[last]) - at[begin]
+        if longest is None or room > longest:
+            longest, fallback = room, (start, begin)
+        if first <= floor:
+            break
+        index -= 1
+    return fallback
+
+
+def _before_jobs(axis: _Axis, start: int, begin: int, last: int) -> tuple[int, int]:
+    """Move a start that would queue behind another collective to before that one's launch."""
+    at, jobs = axis.at, axis.jobs
+    index = bisect_left(jobs, (min(last, bisect_right(at, start) - 1), 0)) - 1
+    while index >= 0 and jobs[index][0] >= begin and jobs[index][1] > start:
+        last = jobs[index][0]
+        start = min(start, at[last])
+        index -= 1
+    return start, last
+
+
+def _queue_names(graph: OverlapGraph, skeleton: Skeleton, position: int) -> tuple[str, ...]:
+    """The queues of communication that a node uses, the same for all nodes of one group."""
+    groups = skeleton.communication[position].groups
+    return groups or ((graph.nodes[position].group or "?"),)
+
+
+def _build_axis(
+    graph: OverlapGraph,
+    skeleton: Skeleton,
+    frame: Frame,
+    costs: Sequence[Cost],
+    key: tuple[str, ...],
+) -> _Axis:
+    free: list[int] = []
+    barriers: list[int] = []
+    queued: list[tuple[int, int]] = []
+    unknown = ("?",)
+    for index, position in enumerate(frame.base):
+        ns = costs[position].ns or 0
+        communication = skeleton.communication.get(position)
+        if communication is None:
+            free.append(ns)
+            continue
+        names = _queue_names(graph, skeleton, position)
+        shared = names == unknown or key == unknown or not set(names).isdisjoint(key)
+        if graph.nodes[position].kind is NodeKind.COLLECTIVE:
+            free.append(0)
+            if shared:
+                queued.append((index, ns))
+        else:
+            free.append(max(0, ns - network_share_ns(costs[position])))
+            if shared:
+                barriers.append(index)
+    at = (0, *accumulate(free))
+    jobs: list[tuple[int, int]] = []
+    done = 0
+    for index, ns in queued:
+        done = max(done, at[index]) + ns
+        jobs.append((index, done))
+    return _Axis(at=at, barriers=tuple(barriers), jobs=tuple(jobs))

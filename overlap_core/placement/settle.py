@@ -1,0 +1,47 @@
+"""From what the ranks agreed on to this rank's own boundaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from overlap_core.errors import IllegalOrderError
+
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .frame import Frame
+
+__all__ = ["settle"]
+
+
+def settle(plan: Plan, frame: Frame, agreed: Sequence[int], *, by_boundary: bool) -> Plan:
+    """Move each gather of this rank's plan to the agreed boundary, or into the agreed slot.
+
+    In a slot later than its own choice a gather goes to the slot's beginning; in its own slot it
+    stays where this rank wants it. Boundaries never decrease.
+
+    Raises:
+        IllegalOrderError: the agreement launches a gather before this rank's own choice or
+            behind its place in program order, which a correct agreement cannot do.
+    """
+    settled = []
+    reached = 0
+    for placement, unit in zip(plan.placements, agreed, strict=True):
+        if by_boundary:
+            boundary = unit
+        elif unit == placement.slot:
+            boundary = placement.boundary
+        else:
+            boundary = frame.slot_start(unit)
+        boundary = reached = max(reached, boundary)
+        if not placement.boundary <= boundary <= placement.original:
+            raise IllegalOrderError(
+                f"gather {placement.gather!r} would be launched at boundary {boundary}, outside "
+                f"[{placement.boundary}, {placement.original}]"
+            )
+        settled.append(evolve(placement, boundary=boundary, slot=frame.slot(boundary)))
+    return Plan(placements=tuple(settled))

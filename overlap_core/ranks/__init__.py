@@ -1,0 +1,30 @@
+"""Agreement between ranks: votes, the protocol, and what carries it."""
+
+from __future__ import annotations
+
+from .consensus import reconcile
+from .memory import run_in_memory, run_loopback
+from .messages import Commitment, Proposal, decode_votes, encode_vote
+from .negotiation import Decide, Share, share_distinct
+from .scopes import connected_scopes, one_sided
+from .store import StoreExchange
+from .votes import Mode, ModeDecision, Vote
+
+__all__ = [
+    "Commitment",
+    "Decide",
+    "Mode",
+    "ModeDecision",
+    "Proposal",
+    "Share",
+    "StoreExchange",
+    "Vote",
+    "connected_scopes",
+    "decode_votes",
+    "encode_vote",
+    "one_sided",
+    "reconcile",
+    "run_in_memory",
+    "run_loopback",
+    "share_distinct",
+]

@@ -1,0 +1,64 @@
+"""The protocol between ranks as plain steps, with no transport of its own.
+
+A rank's side of a negotiation is a generator. It yields `Share` and is sent every rank's payload
+in the order of the scope, or yields `Decide` and is sent the value that was decided for all of
+them. Who drives the generator owns the transport: a key-value store between processes, or a loop
+in memory over any number of ranks. A driver that cannot get an answer in time throws
+`DeadlineError` into the generator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["Decide", "Protocol", "Share", "share_distinct"]
+
+T = TypeVar("T")
+
+
+@frozen
+class Share:
+    """Give a payload to every rank of the scope and wait for all of theirs."""
+
+    step: str
+    payload: bytes
+
+
+@frozen
+class Decide:
+    """Propose a value; the first one proposed by any rank of the scope stands for all."""
+
+    step: str
+    payload: bytes
+
+
+if TYPE_CHECKING:
+    Protocol = Generator[Share | Decide, tuple[bytes, ...], T]
+
+
+def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[bytes, ...]]:
+    """Every rank's payload, sending a digest first and details only where digests differ.
+
+    Of ranks with equal payloads only the first sends it, so what a rank sends when all agree is
+    one digest, however many ranks there are.
+
+    Args:
+        step: name of the step, equal on all ranks.
+        payload: what this rank says.
+        index: place of this rank in the scope.
+    """
+    mine = hashlib.sha256(payload).digest()
+    digests = yield Share(f"{step}/digest", mine)
+    if len(set(digests)) == 1:
+        return (payload,) * len(digests)
+    speakers: dict[bytes, int] = {}
+    for place, digest in enumerate(digests):
+        speakers.setdefault(digest, place)
+    details = yield Share(f"{step}/detail", payload if speakers[mine] == index else b"")
+    return tuple(details[speakers[digest]] for digest in digests)

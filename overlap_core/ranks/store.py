@@ -1,0 +1,176 @@
+"""Negotiation over a key-value store that all ranks reach, such as torch's rendezvous store.
+
+Nothing here blocks inside the store: waiting is polling, so that other threads of the process
+which use the same store connection go on, and every wait ends at the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol as TypingProtocol, TypeVar
+
+from overlap_core.errors import DeadlineError
+
+from .negotiation import Decide
+from .scopes import one_sided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .negotiation import Protocol
+
+__all__ = ["KeyValueStore", "StoreExchange"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
+_PROGRESS_AFTER_S = 10.0
+
+
+class KeyValueStore(TypingProtocol):
+    """The part of `torch.distributed.Store` that is used."""
+
+    def set(self, key: str, value: str | bytes, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+class StoreExchange:
+    """One negotiation of one rank. All waits together end at one deadline.
+
+    Args:
+        store: shared by all ranks of the job.
+        rank: this rank, as in the group that spans the job.
+        identity: which graph this negotiation is about; equal on all ranks.
+        deadline_s: seconds from now until waiting ends.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        rank: int,
+        identity: str,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._prefix = f"overlap_core/{identity}"
+        self._clock = clock
+        self._started = clock()
+        self._deadline_s = deadline_s
+        self._announced = False
+
+    def find_scope(self, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], str]:
+        """Publish the groups of this rank's graph and follow those of its peers.
+
+        Returns:
+            The ranks of this scope, ascending, and "" or the reason why they cannot negotiate
+            (a rank communicates with another one whose graph knows nothing of it).
+
+        Raises:
+            DeadlineError: a rank of the scope did not publish in time.
+        """
+        mine = self.publish_scope(groups)
+        known: dict[int, list[list[int]]] = {self._rank: [list(ranks) for ranks in mine]}
+        while True:
+            wanted = {rank for lists in known.values() for ranks in lists for rank in ranks}
+            missing = sorted(wanted - known.keys())
+            if not missing:
+                break
+            for rank, payload in self._collect("scope", missing).items():
+                known[rank] = json.loads(payload)
+        pair = one_sided(known)
+        why = ""
+        if pair is not None:
+            why = (
+                f"rank {pair[0]} communicates with rank {pair[1]} in this graph, but rank "
+                f"{pair[1]} does not communicate with rank {pair[0]}"
+            )
+        return tuple(sorted(known)), why
+
+    def publish_scope(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Say which groups this rank's graph communicates on, and wait for nobody.
+
+        A graph without communication publishes an empty list, so that no peer waits for it.
+        """
+        mine = sorted({tuple(ranks) for ranks in groups})
+        self._store.set(self._key("scope", self._rank), json.dumps(mine).encode())
+        return mine
+
+    def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:
+        """Drive this rank's side of a negotiation to its end.
+
+        A peer that does not answer in time is told to the protocol as `DeadlineError`, after
+        which only `Decide` is asked for.
+        """
+        where = f"{scope[0]}-{scope[-1]}.{len(scope)}"
+        request = next(protocol)
+        while True:
+            try:
+                step = f"{where}/{request.step}"
+                if isinstance(request, Decide):
+                    answer = (self._decide(step, request.payload),)
+                else:
+                    self._store.set(self._key(step, self._rank), request.payload)
+                    found = self._collect(step, scope)
+                    answer = tuple(found[rank] for rank in scope)
+                request = protocol.send(answer)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            except DeadlineError as error:
+                try:
+                    request = protocol.throw(error)
+                except StopIteration as stop:
+                    return stop.value  # type: ignore[no-any-return]
+
+    def leave(self) -> None:
+        """Tell peers that wait for this rank that it won't answer any more."""
+        self._store.set(self._key("left", self._rank), b"1")
+
+    def _key(self, step: str, rank: int) -> str:
+        return f"{self._prefix}/{step}/{rank}"
+
+    def _decide(self, step: str, payload: bytes) -> bytes:
+        key = f"{self._prefix}/{step}"
+        return bytes(self._store.compare_set(key, "", payload.decode()))
+
+    def _collect(self, step: str, ranks: Sequence[int]) -> dict[int, bytes]:
+        keys = {rank: self._key(step, rank) for rank in ranks}
+        pause = _FIRST_PAUSE_S
+        looked_for_leavers = 0.0
+        while not self._store.check(list(keys.values())):
+            waited = self._clock() - self._started
+            if waited - looked_for_leavers > 1 or waited > self._deadline_s:
+                looked_for_leavers = waited
+                missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+                left = [r for r in missing if self._store.check([self._key("left", r)])]
+                if left:
+                    raise DeadlineError(f"{_ranks(left)} gave up on step {step!r}")
+                if missing and waited > self._deadline_s:
+                    raise DeadlineError(
+                        f"{_ranks(missing)} did not reach step {step!r} within "
+                        f"{self._deadline_s:g} s; see deadline_s in OverlapConfig"
+                    )
+                if missing and waited > _PROGRESS_AFTER_S and not self._announced:
+                    self._announced = True
+                    logger.warning(
+                        "rank %d waits for %s at step %r, at most %.0f s more",
+                        self._rank,
+                        _ranks(missing),
+                        step,
+                        self._deadline_s - waited,
+                    )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+        return {rank: bytes(self._store.get(key)) for rank, key in keys.items()}
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

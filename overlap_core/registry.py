@@ -1,0 +1,302 @@
+"""Custom ops that the pass knows more about than torch tells it.
+
+The registry is process-wide, since torch's ops are. An op's entry says how to make consistent
+replay inputs for it (`materialize_inputs`) and whether it communicates inside
+(`has_internal_collective`).
+
+Entries only grow. A flag that was ever True stays True, and a hook that was ever given stays:
+the careful reading wins, whatever was imported first. A second, different hook is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, overload
+
+from attrs import evolve, frozen
+
+from .errors import RegistrationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tag
+    from torch.library import CustomOpDef  # type: ignore[attr-defined]  # not in its __all__
+
+    MaterializeInputs = Callable[..., tuple[Any, ...] | list[Any] | None]
+
+__all__ = [
+    "OpRegistry",
+    "apply_materialize_inputs",
+    "canonical_op_name",
+    "get_materialize_inputs_hook",
+    "op_has_internal_collective",
+    "register_custom_op",
+    "register_materialize_inputs",
+    "registry_digest",
+]
+
+_OP_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.(\w+))?")
+
+
+@frozen(kw_only=True)
+class _Entry:
+    materialize_inputs: MaterializeInputs | None = None
+    has_internal_collective: bool = False
+    owner: str | None = None
+    """Who gave the hook: a plugin's name, or None for code that registers by itself."""
+    batch: object = None
+    """Identity of the `OpRegistry` through which it came; a later one may replace the hook."""
+
+
+_entries: dict[str, _Entry] = {}
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=4096)
+def canonical_op_name(op_name: str) -> str | None:
+    """Bring any way to write an op's name to `ns::op`, without its overload.
+
+    `ns::op`, `ns.op`, `ns::op.default`, `ns.op.out` and each with `torch.ops.` before it are
+    understood; None for anything else, such as the name of a fused kernel.
+    """
+    match = _OP_NAME.fullmatch(op_name)
+    return f"{match[1]}::{match[2]}" if match else None
+
+
+def _checked_name(op_name: object) -> str:
+    match = _OP_NAME.fullmatch(op_name) if isinstance(op_name, str) else None
+    if match is None:
+        raise RegistrationError(
+            f"cannot register op {op_name!r}: expected a name such as 'mylib::attn' "
+            "(namespace and op, both identifiers)"
+        )
+    if match[3] not in (None, "default"):
+        raise RegistrationError(
+            f"cannot register op {op_name!r}: register the op itself, "
+            f"'{match[1]}::{match[2]}', not its overload {match[3]!r}"
+        )
+    return f"{match[1]}::{match[2]}"
+
+
+def _describe(function: object) -> str:
+    """`module:qualname`, or the type's for a callable object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', '?')}"
+
+
+def _same(old: object, new: object) -> bool:
+    """Whether two hooks are one function, perhaps from two imports of its module."""
+    if old is new:
+        return True
+    codes = [getattr(function, "__code__", None) for function in (old, new)]
+    if None in codes or _describe(old) != _describe(new):
+        return False
+    if "<" not in _describe(old):
+        return True
+    # Lambdas and local functions share qualified names; the place tells them apart.
+    places = [(code.co_filename, code.co_firstlineno) for code in codes]  # type: ignore[union-attr]
+    return places[0] == places[1]
+
+
+def _merged(name: str, hook: object, flag: object, *, owner: str | None, batch: object) -> _Entry:
+    """The op's entry with a registration added to it, if it fits."""
+    if hook is not None and not callable(hook):
+        raise RegistrationError(
+            f"cannot register op {name!r}: materialize_inputs={hook!r} is not a function; "
+            "expected one with the op's own signature"
+        )
+    if not isinstance(flag, bool):
+        raise RegistrationError(
+            f"cannot register op {name!r}: has_internal_collective={flag!r}: expected True or False"
+        )
+    old = _entries.get(name, _Entry())
+    entry = evolve(old, has_internal_collective=flag or old.has_internal_collective)
+    if hook is None:
+        return entry
+    known = old.materialize_inputs
+    # What a plugin registered at an earlier discovery, it may register anew.
+    anew = owner is not None and owner == old.owner and batch is not old.batch
+    if known is not None and not anew and not _same(known, hook):
+        raise RegistrationError(
+            f"op {name!r} is already registered with materialize_inputs {_describe(known)}; "
+            f"{_describe(hook)} is another one. Keep one of the two registrations"
+        )
+    return evolve(entry, materialize_inputs=hook, owner=owner, batch=batch)
+
+
+def _add(
+    op_name: object, hook: object, flag: object, owner: str | None = None, batch: object = None
+) -> None:
+    name = _checked_name(op_name)
+    with _lock:
+        _entries[name] = _merged(name, hook, flag, owner=owner, batch=batch)
+
+
+class OpRegistry:
+    """What `overlap_register_ops` receives. Errors name the plugin that it belongs to."""
+
+    def __init__(self, owner: str | None = None) -> None:
+        self.owner = owner
+
+    def register(
+        self,
+        op_name: str,
+        materialize_inputs: MaterializeInputs | None = None,
+        has_internal_collective: bool = False,
+    ) -> None:
+        """Register an op that exists or will exist in torch.
+
+        Raises:
+            RegistrationError: the name is malformed, or the op has another hook already.
+        """
+        _add(op_name, materialize_inputs, has_internal_collective, self.owner, self)
+
+
+@overload
+def register_materialize_inputs(
+    op_name: str, fn: None = None, *, has_internal_collective: bool = False
+) -> Callable[[MaterializeInputs], MaterializeInputs]: ...
+@overload
+def register_materialize_inputs(
+    op_name: str, fn: MaterializeInputs, *, has_internal_collective: bool = False
+) -> MaterializeInputs: ...
+def register_materialize_inputs(
+    op_name: str, fn: MaterializeInputs | None = None, *, has_internal_collective: bool = False
+) -> MaterializeInputs | Callable[[MaterializeInputs], MaterializeInputs]:
+    """Tell the pass about an op that somebody else defined; a call and a decorator in one.
+
+    The flag counts from the call on, so `register_materialize_inputs("ns::op",
+    has_internal_collective=True)` is complete without a function.
+
+    Raises:
+        RegistrationError: the name is malformed, or the op has another hook already.
+    """
+    _add(op_name, fn, has_internal_collective)
+    if fn is not None:
+        return fn
+
+    def decorate(function: MaterializeInputs) -> MaterializeInputs:
+        _add(op_name, function, has_internal_collective)
+        return function
+
+    return decorate
+
+
+def register_custom_op(
+    name: str,
+    *,
+    materialize_inputs: MaterializeInputs | None = None,
+    has_internal_collective: bool = False,
+    mutates_args: str | Iterable[str] = (),
+    device_types: str | Sequence[str] | None = None,
+    schema: str | None = None,
+    tags: Tag | Sequence[Tag] | None = None,
+) -> Callable[[Callable[..., object]], CustomOpDef]:
+    """Define a custom op in torch and tell the pass about it: `torch.library.custom_op` and more.
+
+    The decorated function becomes torch's `CustomOpDef`, so `.register_fake` and
+    `.register_autograd` work as usual. `materialize_inputs` has the op's own signature; it is
+    called with generic arguments and returns positional ones whose values are consistent, or
+    None to keep the generic ones. `mutates_args`, `device_types`, `schema` and `tags` are
+    torch's.
+
+    Raises:
+        RegistrationError: the name is malformed, the op has another hook already, or the hook
+            doesn't take the op's arguments.
+    """
+    op_name = _checked_name(name)
+
+    def decorate(function: Callable[..., object]) -> CustomOpDef:
+        import torch
+
+        if materialize_inputs is not None:
+            _check_signature(op_name, function, materialize_inputs)
+        with _lock:  # refuse before torch defines anything
+            _merged(op_name, materialize_inputs, has_internal_collective, owner=None, batch=None)
+        op = torch.library.custom_op(
+            op_name,
+            function,
+            mutates_args=mutates_args,
+            device_types=device_types,
+            schema=schema,
+            tags=tags,
+        )
+        _add(op_name, materialize_inputs, has_internal_collective)
+        return op
+
+    return decorate
+
+
+def _check_signature(op_name: str, function: object, hook: object) -> None:
+    if not callable(hook) or not callable(function):
+        return  # `_add` and torch say it better
+    try:
+        takes = inspect.signature(hook)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return  # a builtin without a signature
+    keywords = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    try:
+        takes.bind(*[p for p in parameters if p.name not in keywords], **keywords)
+    except TypeError as error:
+        raise RegistrationError(
+            f"op {op_name!r}: materialize_inputs {_describe(hook)}{takes} does not take the op's "
+            f"arguments {inspect.signature(function)}: {error}. Give it the op's own signature"
+        ) from None
+
+
+def get_materialize_inputs_hook(op_name: str) -> MaterializeInputs | None:
+    """The replay-input hook registered for an op, under any way to write its name."""
+    entry = _entries.get(canonical_op_name(op_name) or "")
+    return entry.materialize_inputs if entry else None
+
+
+def op_has_internal_collective(op_name: str) -> bool:
+    """Whether an op is registered as communicating inside, under any way to write its name."""
+    entry = _entries.get(canonical_op_name(op_name) or "")
+    return entry.has_internal_collective if entry else False
+
+
+def apply_materialize_inputs(
+    hook: MaterializeInputs, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call a hook with generic arguments and return `(args, kwargs)` for the replay.
+
+    None from the hook keeps the generic values. A tuple or list becomes the positional
+    arguments; keyword arguments that the hook could have taken by position are covered by it,
+    the others are kept.
+
+    Raises:
+        RegistrationError: the hook returned something else; names the hook and the type.
+    """
+    result = hook(*args, **kwargs)
+    if result is None:
+        return tuple(args), dict(kwargs)
+    if not isinstance(result, (tuple, list)):
+        raise RegistrationError(
+            f"materialize_inputs hook {_describe(hook)} returned {type(result).__name__}: expected "
+            "None, or a tuple or list of positional arguments"
+        )
+    try:
+        parameters = dict(inspect.signature(hook).parameters)
+    except (TypeError, ValueError):
+        parameters = {}
+    by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    covered = {name for name, p in parameters.items() if p.kind is by_position}
+    return tuple(result), {name: v for name, v in kwargs.items() if name not in covered}
+
+
+def registry_digest() -> str:
+    """Hex digest of what is registered (names, whether with a hook, flags), for the votes."""
+    with _lock:
+        rows = sorted(
+            (name, entry.materialize_inputs is not None, entry.has_internal_collective)
+            for name, entry in _entries.items()
+        )
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

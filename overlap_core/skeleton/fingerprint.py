@@ -1,0 +1,94 @@
+"""The fingerprint: equal if and only if some renaming of symbols makes two graphs equal.
+
+What is each rank's own by nature stays out: names of nodes, buffers, groups and symbols, size
+hints, the ranks in a group, costs and byte counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from overlap_core.graph.symbols import parse_expression
+
+from .canonical import canonical_sites
+
+if TYPE_CHECKING:
+    from overlap_core.graph import Node, OverlapGraph
+    from overlap_core.graph.symbols import Expression
+
+__all__ = ["fingerprint"]
+
+_VERSION = "overlap-fingerprint-1"
+
+
+def fingerprint(graph: OverlapGraph) -> str:
+    """Hex digest of the node sequence, equal for graphs that differ only in symbol names.
+
+    Op identity, kinds, sizes, dtypes, fused origin targets, the groups by order of first
+    appearance with their sizes, and the whole dependency structure count. Symbols count by their
+    pattern of occurrence in sizes, through a canonical labelling (`canonical_sites`).
+    """
+    numbers = {buffer: number for number, buffer in enumerate((*graph.inputs, *graph.constants))}
+    groups: dict[str, int] = {}
+    sites: list[Expression] = []
+    site_numbers: dict[int | str, Expression] = {}
+    digest = hashlib.sha256()
+    head = [_VERSION, len(graph.inputs), len(graph.constants)]
+    digest.update(json.dumps(head).encode())
+    for node in graph.nodes:
+        for buffer in node.writes:
+            numbers.setdefault(buffer, len(numbers))
+        shape: list[list[int | str]] = []
+        for sizes in node.sizes:
+            dims: list[int | str] = []
+            for size in sizes:
+                if isinstance(size, int):
+                    dims.append(size)
+                    continue
+                expression = site_numbers.get(size)
+                if expression is None:
+                    expression = site_numbers[size] = parse_expression(size)
+                if expression.constant is not None:
+                    dims.append(expression.constant)
+                else:
+                    dims.append("~")
+                    sites.append(expression)
+            shape.append(dims)
+        digest.update(_describe(graph, node, shape, numbers, groups).encode())
+    outputs = [numbers[buffer] for buffer in graph.outputs]
+    digest.update(json.dumps(["outputs", outputs]).encode())
+    for text in canonical_sites(sites):
+        digest.update(text.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _describe(
+    graph: OverlapGraph,
+    node: Node,
+    shape: list[list[int | str]],
+    numbers: dict[str, int],
+    groups: dict[str, int],
+) -> str:
+    group = None
+    if node.group is not None:
+        size = None if node.group_ranks is None else len(node.group_ranks)
+        group = (groups.setdefault(node.group, len(groups)), size)
+    return json.dumps(
+        [
+            node.kind,
+            node.op,
+            [numbers[b] for b in node.reads],
+            [numbers[b] for b in node.writes],
+            [numbers[b] for b in node.mutates],
+            sorted(graph.index[name] for name in node.after),
+            shape,
+            node.dtypes,
+            group,
+            node.issues_collective,
+            node.origins,
+        ],
+        separators=(",", ":"),
+    )

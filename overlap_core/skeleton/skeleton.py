@@ -1,0 +1,227 @@
+"""The skeleton: a graph's launches of communication, in order, comparable between ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from overlap_core.graph import NodeKind, find_input_only, find_launch_group
+from overlap_core.graph.symbols import parse_expression
+
+from .entries import NO_COMMUNICATION, SkeletonEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from overlap_core.graph import LaunchGroup, Node, OverlapGraph
+
+    from .entries import Communication
+
+__all__ = ["SYMBOLIC", "Skeleton", "build_skeleton", "merge_skeletons", "skeleton_digest"]
+
+SYMBOLIC = "~"
+"""Stands for a symbolic dimension, whose expression is each rank's own."""
+
+
+@frozen(kw_only=True)
+class Skeleton:
+    """All that the pass knows of a graph's communication; positions are in program order."""
+
+    entries: tuple[SkeletonEntry, ...]
+    positions: tuple[int, ...]
+    """Position of each entry's node, ascending."""
+    communication: dict[int, Communication]
+    """By position; holds nodes that issue communication only."""
+    gathers: tuple[LaunchGroup, ...]
+    """The weight gathers that may move, by position of their launch."""
+
+
+def build_skeleton(
+    graph: OverlapGraph, classify: Callable[[Node], Communication | None]
+) -> Skeleton:
+    """Ask `classify` about every node but waits, and find the weight gathers.
+
+    A weight gather is a gather whose input is computed from graph inputs only and whose result
+    is waited for by somebody who uses it.
+
+    Raises:
+        PluginError: from `classify`.
+    """
+    communication: dict[int, Communication] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.kind is NodeKind.WAIT:
+            continue
+        answer = classify(node) or NO_COMMUNICATION
+        if answer.issues:
+            communication[position] = answer
+    input_only = find_input_only(graph, communication)
+    inputs = frozenset(graph.inputs)
+    gathers: list[LaunchGroup] = []
+    for position, answer in communication.items():
+        node = graph.nodes[position]
+        if answer.gather and node.kind is NodeKind.COLLECTIVE:
+            states = {input_only[before] for before in graph.data_predecessors[position]}
+            from_inputs = not inputs.isdisjoint(node.reads) or True in states
+            if from_inputs and False not in states:
+                group = find_launch_group(graph, position, input_only)
+                if _is_used(graph, group):
+                    gathers.append(group)
+    launches = {group.launch for group in gathers}
+    group_ordinals: dict[str, int] = {}
+    entries = []
+    for ordinal, (position, answer) in enumerate(communication.items()):
+        node = graph.nodes[position]
+        groups = answer.groups or ((node.group,) if node.group is not None else ())
+        entries.append(
+            SkeletonEntry(
+                ordinal=ordinal,
+                op=node.op,
+                sizes=tuple(tuple(map(_static, sizes)) for sizes in node.sizes),
+                dtypes=node.dtypes,
+                groups=tuple(group_ordinals.setdefault(g, len(group_ordinals)) for g in groups),
+                group_sizes=tuple(_group_size(node, g) for g in groups),
+                weight_gather=position in launches,
+                comparable=answer.comparable,
+                node=node.name,
+            )
+        )
+    return Skeleton(
+        entries=tuple(entries),
+        positions=tuple(communication),
+        communication=communication,
+        gathers=tuple(gathers),
+    )
+
+
+def _is_used(graph: OverlapGraph, group: LaunchGroup) -> bool:
+    outputs = frozenset(graph.outputs)
+    own = {*group.members, *group.waits}
+    for wait in group.waits:
+        written = {*graph.nodes[wait].writes, *graph.nodes[wait].mutates}
+        if not outputs.isdisjoint(written) or any(
+            after not in own for after in graph.successors[wait]
+        ):
+            return True
+    return False
+
+
+def _static(size: int | str) -> int | str:
+    if isinstance(size, int):
+        return size
+    constant = parse_expression(size).constant
+    return SYMBOLIC if constant is None else constant
+
+
+def _group_size(node: Node, group: str) -> int | None:
+    if node.group_ranks is not None and group == node.group:
+        return len(node.group_ranks)
+    return None
+
+
+def skeleton_digest(entries: Sequence[SkeletonEntry]) -> str:
+    """Hex digest of everything about the entries that ranks compare."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(json.dumps(entry_to_json(entry), separators=(",", ":")).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def entry_to_json(entry: SkeletonEntry) -> list[object]:
+    """The comparable part of an entry as plain data."""
+    return [
+        entry.op,
+        entry.sizes,
+        entry.dtypes,
+        entry.groups,
+        entry.group_sizes,
+        entry.weight_gather,
+        entry.comparable,
+    ]
+
+
+def entry_from_json(ordinal: int, data: list[object]) -> SkeletonEntry:
+    """What `entry_to_json` wrote, as an entry again."""
+    op, sizes, dtypes, groups, group_sizes, weight_gather, comparable = data
+    return SkeletonEntry(
+        ordinal=ordinal,
+        op=op,  # type: ignore[arg-type]
+        sizes=tuple(map(tuple, sizes)),  # type: ignore[arg-type,call-overload]
+        dtypes=tuple(dtypes),  # type: ignore[arg-type,call-overload]
+        groups=tuple(groups),  # type: ignore[arg-type,call-overload]
+        group_sizes=tuple(group_sizes),  # type: ignore[arg-type,call-overload]
+        weight_gather=bool(weight_gather),
+        comparable=tuple(comparable),  # type: ignore[arg-type,call-overload]
+    )
+
+
+def merge_skeletons(
+    skeletons: Sequence[Sequence[SkeletonEntry]],
+) -> tuple[tuple[SkeletonEntry, ...] | None, str]:
+    """One skeleton that all the given ones agree with, or None and the first difference.
+
+    Ranks may disagree on whether a dimension is static (a local length of 1 is specialized on
+    one rank only). A dimension that is symbolic anywhere is not compared; the static values of
+    one dimension must be equal wherever it is static.
+    """
+    first = list(skeletons[0])
+    for which, other in enumerate(skeletons[1:], start=1):
+        for ordinal in range(max(len(first), len(other))):
+            if ordinal >= len(first) or ordinal >= len(other):
+                longer = other if ordinal >= len(first) else first
+                return None, (
+                    f"entry {ordinal}: {describe_entry(longer[ordinal])} on one side only"
+                )
+            merged = _merge_entries(first[ordinal], other[ordinal])
+            if merged is None:
+                return None, (
+                    f"entry {ordinal}: {describe_entry(skeletons[0][ordinal])} beside "
+                    f"{describe_entry(skeletons[which][ordinal])}"
+                )
+            first[ordinal] = merged
+    # A dimension found symbolic late may have hidden two static values from each other.
+    for ordinal, entry in enumerate(first):
+        for output, sizes in enumerate(entry.sizes):
+            for dim in range(len(sizes)):
+                static = {s[ordinal].sizes[output][dim] for s in skeletons} - {SYMBOLIC}
+                if len(static) > 1:
+                    return None, (
+                        f"entry {ordinal}: {entry.op} with {sorted(static, key=str)} "
+                        f"in dimension {dim}"
+                    )
+    return tuple(first), ""
+
+
+def _merge_entries(a: SkeletonEntry, b: SkeletonEntry) -> SkeletonEntry | None:
+    if a == b:
+        return a
+    if evolve(a, sizes=()) != evolve(b, sizes=()) or list(map(len, a.sizes)) != list(
+        map(len, b.sizes)
+    ):
+        return None
+    merged = []
+    for left, right in zip(a.sizes, b.sizes, strict=True):
+        dims: list[int | str] = []
+        for x, y in zip(left, right, strict=True):
+            if x != y and SYMBOLIC not in (x, y):
+                return None
+            dims.append(x if x == y else SYMBOLIC)
+        merged.append(tuple(dims))
+    return evolve(a, sizes=tuple(merged))
+
+
+def describe_entry(entry: SkeletonEntry) -> str:
+    """An entry in words, for messages."""
+    sizes = ", ".join("x".join(map(str, s)) or "scalar" for s in entry.sizes)
+    dtypes = ", ".join(entry.dtypes)
+    groups = ", ".join(
+        f"{g} of {n if n is not None else '?'} ranks"
+        for g, n in zip(entry.groups, entry.group_sizes, strict=True)
+    )
+    text = f"{entry.op} [{sizes}] {dtypes}".rstrip()
+    return f"{text} on group {groups}" if groups else text
+
+

@@ -1,0 +1,135 @@
+"""Why each gather is where it is, in a word and a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .outcome import GatherOutcome, RankOutcome
+from .placement import Verdict
+from .ranks import Mode
+
+if TYPE_CHECKING:
+    from .graph import LaunchGroup
+    from .pipeline import RankView
+    from .placement import Plan
+    from .ranks import ModeDecision, Vote
+
+__all__ = ["describe_gathers"]
+
+_HIDDEN_SHARE = 0.05
+"""A gather with at most this share of its time exposed counts as hidden."""
+
+
+def describe_gathers(
+    view: RankView,
+    scope: tuple[int, ...],
+    votes: tuple[Vote, ...],
+    decision: ModeDecision,
+    plan: Plan,
+    order: tuple[int, ...],
+    *,
+    committed: bool,
+) -> RankOutcome:
+    """The outcome of one rank, with predicted exposure in program order and in the final one."""
+    graph, skeleton = view.graph, view.skeleton
+    gathers: list[GatherOutcome] = []
+    total_before = total_after = 0
+    collectives: tuple[str, ...] = ()
+    if skeleton is not None and view.model is not None:
+        program = tuple(range(len(graph.nodes)))
+        before = view.model.run(program)
+        after = before if order == program else view.model.run(order)
+        total_before, total_after = before.total_ns, after.total_ns
+        place = {position: spot for spot, position in enumerate(order)}
+        issuing = set(skeleton.positions)
+        collectives = tuple(graph.nodes[p].name for p in order if p in issuing)
+        fixed = issuing - {group.launch for group in skeleton.gathers}
+        slots: dict[int, int] = {}
+        passed = 0
+        for position in order:
+            slots[position] = passed
+            passed += position in fixed
+        for ordinal, group in enumerate(skeleton.gathers):
+            verdict, why = _judge(
+                view,
+                group,
+                decision,
+                plan.placements[ordinal].verdict if committed else None,
+                place,
+                after.exposed_ns.get(group.launch, 0),
+            )
+            gathers.append(
+                GatherOutcome(
+                    name=graph.nodes[group.launch].name,
+                    source=group.launch,
+                    target=place[group.launch],
+                    slot=slots[group.launch],
+                    verdict=str(verdict),
+                    why=why,
+                    exposed_ns_before=before.exposed_ns.get(group.launch, 0),
+                    exposed_ns_after=after.exposed_ns.get(group.launch, 0),
+                )
+            )
+    return RankOutcome(
+        rank=graph.rank,
+        scope=scope,
+        mode=decision.mode,
+        why=decision.why,
+        order=tuple(graph.nodes[p].name for p in order),
+        collectives=collectives,
+        gathers=tuple(gathers),
+        legal=_is_legal(view, order),
+        committed=committed,
+        votes=votes,
+        skeleton=() if skeleton is None else skeleton.entries,
+        fingerprint=view.vote.fingerprint,
+        total_ns_before=total_before,
+        total_ns_after=total_after,
+        graph=graph,
+        costs=view.costs,
+    )
+
+
+def _is_legal(view: RankView, order: tuple[int, ...]) -> bool:
+    from .graph import first_violation
+
+    complete = sorted(order) == list(range(len(view.graph.nodes)))
+    return complete and first_violation(view.graph.predecessors, order) is None
+
+
+def _judge(
+    view: RankView,
+    group: LaunchGroup,
+    decision: ModeDecision,
+    proposed: Verdict | None,
+    place: dict[int, int],
+    exposed_ns: int,
+) -> tuple[Verdict, str]:
+    """A verdict, and what a reader can do with it."""
+    duration_ns = view.costs[group.launch].ns or 0
+    moved = place[group.launch] < group.launch
+    if proposed is None:
+        return Verdict.UNMOVED, f"program order was kept: {decision.why}"
+    passed = group.launch - place[group.launch]
+    if exposed_ns <= duration_ns * _HIDDEN_SHARE:
+        if moved:
+            return Verdict.HIDDEN, f"launched {passed} nodes earlier, behind enough compute"
+        return Verdict.HIDDEN, "enough compute lies between launch and wait as it is"
+    left = f"{exposed_ns / 1000:.0f} of {duration_ns / 1000:.0f} µs stay exposed"
+    if proposed is Verdict.MEMORY_LIMITED:
+        bound = view.config.max_in_flight_bytes
+        return proposed, f"{left}: held by max_in_flight_bytes={bound}"
+    if proposed is Verdict.PINNED or (decision.mode is Mode.PINNED and _stopped(view, group)):
+        return Verdict.PINNED, f"{left}: it may not pass any communication ({decision.why})"
+    if place[group.launch] <= len(group.members):
+        return Verdict.COMPUTE_LIMITED, f"{left}: nothing to hide behind at the head of the graph"
+    if not moved:
+        return Verdict.UNMOVED, f"{left}: an earlier launch is not legal or would not help"
+    return Verdict.COMPUTE_LIMITED, f"{left}: too little compute before its wait"
+
+
+def _stopped(view: RankView, group: LaunchGroup) -> bool:
+    frame = view.frame
+    if frame is None:
+        return False
+    return frame.slot_start(frame.slot(frame.boundary_of[group.launch])) > 0
