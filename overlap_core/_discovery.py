@@ -29,7 +29,6 @@ __all__ = ["DISABLE_VARIABLE", "Candidate", "core_version", "find_plugins", "rem
 
 DISABLE_VARIABLE = "OVERLAP_CORE_DISABLE_PLUGINS"
 _DISTRIBUTION = "overlap-core"
-_SOURCE_TREE_VERSION = "0.1.0"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 _BUILTINS = {
@@ -55,11 +54,8 @@ class Candidate:
 
 
 def core_version() -> str:
-    """Our version: the installed distribution's, or the source tree's."""
-    try:
-        return metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return _SOURCE_TREE_VERSION
+    """Version of the installed `overlap-core`."""
+    return metadata.version(_DISTRIBUTION)
 
 
 def remedy(name: str) -> str:

@@ -283,8 +283,7 @@ class _Side:
                 early, late = (view.graph.nodes[p].name for p in violation)
                 return Commitment(ok=False, why=f"the new order has {late!r} before {early!r}")
             launches = [group.launch for group in view.skeleton.gathers]
-            program = tuple(range(len(view.graph.nodes)))
-            before = view.model.run(program).gathers_exposed_ns(launches)
+            before = view.model.program_order.gathers_exposed_ns(launches)
             after = view.model.run(self.order).gathers_exposed_ns(launches)
             plan = self.plan_digest(mode, agreed)
             if after > before:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tag
-    from torch.library import CustomOpDef  # type: ignore[attr-defined]  # not in its __all__
+    from torch.library import CustomOpDef  # type: ignore[attr-defined,unused-ignore]
 
     MaterializeInputs = Callable[..., tuple[Any, ...] | list[Any] | None]
 

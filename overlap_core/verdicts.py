@@ -37,7 +37,7 @@ def describe_gathers(
     collectives: tuple[str, ...] = ()
     if skeleton is not None and view.model is not None:
         program = tuple(range(len(graph.nodes)))
-        before = view.model.run(program)
+        before = view.model.program_order
         after = before if order == program else view.model.run(order)
         total_before, total_after = before.total_ns, after.total_ns
         place = {position: spot for spot, position in enumerate(order)}

@@ -51,7 +51,10 @@ def find_input_only(graph: OverlapGraph, communicates: Collection[int]) -> tuple
 
 
 def find_waits(graph: OverlapGraph, launch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The multi-output members and the waits of one launch, each ascending."""
+    """The multi-output members and the waits of one launch, each ascending.
+
+    A wait for what has been waited for already counts too; it costs nothing.
+    """
     nodes, predecessors, successors = graph.nodes, graph.predecessors, graph.successors
     unpacks: list[int] = []
     waits: list[int] = []
@@ -60,6 +63,7 @@ def find_waits(graph: OverlapGraph, launch: int) -> tuple[tuple[int, ...], tuple
     while stack:
         current = stack.pop()
         written = {*nodes[current].writes, *nodes[current].mutates}
+        waited = nodes[current].kind is NodeKind.WAIT
         for index in successors[current]:
             node = nodes[index]
             if index in reached or written.isdisjoint(node.reads):
@@ -67,8 +71,10 @@ def find_waits(graph: OverlapGraph, launch: int) -> tuple[tuple[int, ...], tuple
             if node.kind is NodeKind.WAIT:
                 reached.add(index)
                 waits.append(index)
+                stack.append(index)
             elif (
-                node.kind is NodeKind.COMPUTE
+                not waited
+                and node.kind is NodeKind.COMPUTE
                 and not node.cost_ns
                 and all(before in reached for before in predecessors[index])
             ):

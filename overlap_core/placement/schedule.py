@@ -115,7 +115,10 @@ def align(plan: Plan, frame: Frame) -> Plan:
     reached = 0
     for placement in plan.placements:
         reached = max(reached, placement.boundary)
-        result.append(evolve(placement, boundary=reached, slot=frame.slot(reached)))
+        slot = frame.slot(reached)
+        if (reached, slot) != (placement.boundary, placement.slot):
+            placement = evolve(placement, boundary=reached, slot=slot)
+        result.append(placement)
     return Plan(placements=tuple(result))
 
 

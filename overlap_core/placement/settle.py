@@ -43,5 +43,7 @@ def settle(plan: Plan, frame: Frame, agreed: Sequence[int], *, by_boundary: bool
                 f"gather {placement.gather!r} would be launched at boundary {boundary}, outside "
                 f"[{placement.boundary}, {placement.original}]"
             )
-        settled.append(evolve(placement, boundary=boundary, slot=frame.slot(boundary)))
+        if boundary != placement.boundary:
+            placement = evolve(placement, boundary=boundary, slot=frame.slot(boundary))
+        settled.append(placement)
     return Plan(placements=tuple(settled))

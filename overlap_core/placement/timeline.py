@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -72,6 +73,11 @@ class TimelineModel:
                 self._steps.append((_OPAQUE, ns, network_share_ns(costs[position])))
         self._waits = {wait: tuple(launches) for wait, launches in waits.items()}
         self._queue_count = len(numbers)
+
+    @cached_property
+    def program_order(self) -> Timeline:
+        """The prediction for the order that the graph came in."""
+        return self.run(range(len(self._steps)))
 
     def run(self, order: Sequence[int]) -> Timeline:
         """Predict one order, a permutation of the graph's positions."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["fingerprint"]
 
 _VERSION = "overlap-fingerprint-1"
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def fingerprint(graph: OverlapGraph) -> str:
@@ -76,7 +77,7 @@ def _describe(
     if node.group is not None:
         size = None if node.group_ranks is None else len(node.group_ranks)
         group = (groups.setdefault(node.group, len(groups)), size)
-    return json.dumps(
+    return _encode(
         [
             node.kind,
             node.op,
@@ -89,6 +90,5 @@ def _describe(
             group,
             node.issues_collective,
             node.origins,
-        ],
-        separators=(",", ":"),
+        ]
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SYMBOLIC", "Skeleton", "build_skeleton", "merge_skeletons", "skeleton_digest"]
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
 SYMBOLIC = "~"
 """Stands for a symbolic dimension, whose expression is each rank's own."""
 
@@ -125,7 +127,7 @@ def skeleton_digest(entries: Sequence[SkeletonEntry]) -> str:
     """Hex digest of everything about the entries that ranks compare."""
     digest = hashlib.sha256()
     for entry in entries:
-        digest.update(json.dumps(entry_to_json(entry), separators=(",", ":")).encode())
+        digest.update(_encode(entry_to_json(entry)).encode())
         digest.update(b"\n")
     return digest.hexdigest()
 

@@ -7,6 +7,7 @@ that ``shard_module`` turns each of them into a gather; its attention is the opa
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import attrs
@@ -215,7 +216,8 @@ class ExtraGather(nn.Module):
 
 
 def _noise(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)) / shape[0] ** 0.5
+    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    return noise / math.sqrt(shape[0])
 
 
 def _group_of_one() -> str:

@@ -64,8 +64,9 @@ def shard_module(
         mesh: one-dimensional.
         param_dtype: floating-point parameters are cast to it before they are gathered; gradients
             are reduced in it.
-        reshard_after_forward: free the gathered parameter after use and gather it again in
-            backward.
+        reshard_after_forward: under ``torch.compile``, free the gathered parameter after use and
+            gather it again in backward. Eager code computes the same, but keeps what it gathered,
+            as the layers themselves save it for backward.
         reduce_op: ``"avg"`` averages gradients over ranks, ``"sum"`` adds them up.
 
     Raises:

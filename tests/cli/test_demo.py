@@ -38,7 +38,7 @@ def test_demo_ends_in_the_mode_that_the_divergence_calls_for(
     result = run("--blocks", "2", *arguments)
     assert result.exit_code == 0, result.output
     assert f"mode: {mode} - " in result.stdout
-    assert result.stdout.count("equal bit for bit") == 2
+    assert result.stdout.count("│ equal") == 2
     assert result.stdout.count("ok    ") == 3
     for phase in PHASES:
         assert f"{phase} ..." in result.stdout

@@ -1,0 +1,62 @@
+"""What the README shows is run, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def readme(repo_root: Path) -> str:
+    return (repo_root / "README.md").read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_the_example_runs_under_torchrun(readme: str, tmp_path: Path) -> None:
+    (example,) = [block for block in python_blocks(readme) if "init_process_group" in block]
+    assert sum(bool(line.strip()) for line in example.splitlines()) <= 15
+    script = tmp_path / "example.py"
+    script.write_text(example, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--master-addr=127.0.0.1", "--master-port=0", str(script)]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert result.returncode == 0, result.stderr
+    reports = [line for line in result.stdout.splitlines() if line.startswith("identical ")]
+    assert len(reports) >= 2, result.stdout
+
+
+def test_the_other_examples_run(readme: str) -> None:
+    others = [block for block in python_blocks(readme) if "init_process_group" not in block]
+    assert others
+    for block in others:
+        subprocess.run([sys.executable, "-c", block], check=True, timeout=100)
+
+
+def test_links_lead_somewhere(repo_root: Path) -> None:
+    for page in (repo_root / "README.md", *sorted((repo_root / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_placeholder_is_left(readme: str) -> None:
+    assert not re.search(r"^[A-Z]+ OUTPUT$", readme, flags=re.MULTILINE)
