@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 __all__ = ["RankView", "negotiate", "prepare"]
 
 _NO_FAULT = ""
+_LONGEST_WHY = 1000
+"""Characters of an error that travel to the other ranks."""
 
 
 @frozen(kw_only=True)
@@ -104,7 +106,7 @@ def prepare(
         can=not fault,
         why=fault,
         config=config.digest(),
-        plugins=hashlib.sha256("\0".join((host.digest(), digest)).encode()).hexdigest(),
+        plugins=hashlib.sha256(f"{host.digest()}\0{digest}".encode()).hexdigest(),
         plugin_names=names,
     )
     view = RankView(graph=graph, config=config, host=host, vote=vote, fault=fault)
@@ -144,10 +146,12 @@ def negotiate(view: RankView, scope: tuple[int, ...]) -> Protocol[RankOutcome]:
     """
     side = _Side(view, scope)
     try:
-        return (yield from side.run())
+        wish = yield from side.run()
     except DeadlineError as error:
-        verdict = yield Decide("decision", b"keep " + str(error).encode())
-        return side.close(verdict[0])
+        wish = _keep(str(error))
+    # Whoever comes here first decides for all, so the ranks of a scope end alike, for one reason.
+    verdict = yield Decide("decision", wish)
+    return side.close(verdict[0])
 
 
 class _Side:
@@ -161,10 +165,11 @@ class _Side:
         self.decision = ModeDecision(mode=Mode.ABORT, why="not negotiated")
         self.plan = Plan()
         self.order: tuple[int, ...] = ()
-        self.committed_digest = ""
+        self.offer = b""
         self.slower_why = ""
 
-    def run(self) -> Protocol[RankOutcome]:
+    def run(self) -> Protocol[bytes]:
+        """Everything up to the decision; what this rank would have decided."""
         payloads = yield from share_distinct("vote", encode_vote(self.view.vote), self.index)
         self.votes = decode_votes(payloads, self.scope)
         fault, difference = "", ""
@@ -177,23 +182,22 @@ class _Side:
         if self.decision.mode is Mode.PINNED and difference:
             self.decision = evolve(self.decision, why=f"{self.decision.why}; {difference}")
         for attempt in ("first", "pinned"):
-            done = yield from self.attempt(attempt, fault)
-            if done:
-                verdict = yield Decide("decision", done)
-                return self.close(verdict[0])
+            agreed = yield from self.attempt(attempt, fault)
+            if agreed:
+                return self.offer
             if self.decision.mode is Mode.ABORT:
                 break
             # The first attempt exposes more than program order somewhere: pinning never does.
             self.decision = ModeDecision(
                 mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
             )
-        return self.close(b"keep")
+        return _keep(self.decision.why)
 
     def compare_skeletons(self) -> Protocol[str]:
         """Give compatible skeletons one digest in the votes; else say where they differ."""
         if len({vote.skeleton for vote in self.votes}) == 1:
             return ""
-        assert self.view.skeleton is not None  # noqa: S101  all ranks voted that they can
+        assert self.view.skeleton is not None
         mine = json.dumps([entry_to_json(e) for e in self.view.skeleton.entries]).encode()
         payloads = yield from share_distinct("skeleton", mine, self.index)
         distinct = list(dict.fromkeys(payloads))
@@ -208,9 +212,9 @@ class _Side:
         self.votes = tuple(evolve(vote, skeleton=digest) for vote in self.votes)
         return ""
 
-    def attempt(self, name: str, fault: str) -> Protocol[bytes]:
-        """Propose, reconcile, rebuild, verify. Returns what to decide, or b"" to fall back."""
-        mode = self.decision.mode
+    def attempt(self, name: str, fault: str) -> Protocol[bool]:
+        """Propose, reconcile, rebuild, verify. Whether all ranks are ready to commit."""
+        mode, self.offer = self.decision.mode, b""
         proposal = Proposal(mode=str(mode), can=not fault, why=fault)
         if not fault and mode is not Mode.ABORT:
             try:
@@ -225,8 +229,11 @@ class _Side:
         if why:
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
         if self.decision.mode is Mode.ABORT:
-            return b""
+            return False
         commitment = self.rebuild(mode, proposals)
+        # Known before peers can know it: if they decide to commit, this rank is able to follow,
+        # even where it gave up waiting for their last words.
+        self.offer = b"commit " + commitment.plan.encode() if commitment.ok else b""
         step = f"commit/{name}"
         payloads = yield from share_distinct(step, commitment.encode(), self.index)
         commitments = [Commitment.decode(payload) for payload in payloads]
@@ -234,19 +241,18 @@ class _Side:
         if any(slower) and mode is not Mode.PINNED and all(c.ok or c.slower for c in commitments):
             rank = self.scope[slower.index(True)]
             self.slower_why = f"pinned because on rank {rank} {commitments[slower.index(True)].why}"
-            return b""
+            return False
         why = self.refusal([(c.ok, c.why) for c in commitments])
         if not why and len({c.plan for c in commitments}) > 1:
             why = "ranks would commit different sequences of communication"
         if why:
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
-            return b""
-        self.committed_digest = commitment.plan
-        return b"commit " + commitment.plan.encode()
+        return not why
 
     def propose_plan(self, mode: Mode) -> Plan:
         view = self.view
-        assert view.skeleton is not None and view.frame is not None  # noqa: S101, PT018
+        assert view.skeleton is not None
+        assert view.frame is not None
         plan = propose(
             view.graph,
             view.skeleton,
@@ -268,8 +274,9 @@ class _Side:
     def rebuild(self, mode: Mode, proposals: Sequence[Proposal]) -> Commitment:
         view = self.view
         try:
-            assert view.skeleton is not None and view.frame is not None  # noqa: S101, PT018
-            assert view.model is not None  # noqa: S101
+            assert view.skeleton is not None
+            assert view.frame is not None
+            assert view.model is not None
             agreed: tuple[int, ...] = ()
             boundaries = tuple(p.boundary for p in self.plan.placements)
             if mode is not Mode.PINNED:
@@ -300,7 +307,7 @@ class _Side:
         """Digest of what must be equal on all ranks that commit."""
         if mode is Mode.PINNED:
             return str(mode)
-        assert self.view.skeleton is not None  # noqa: S101
+        assert self.view.skeleton is not None
         place = {p: i for i, p in enumerate(self.view.skeleton.positions)}
         sequence = [place[p] for p in self.order if p in place]
         text = json.dumps([str(mode), agreed, sequence])
@@ -325,18 +332,21 @@ class _Side:
 
     def close(self, verdict: bytes) -> RankOutcome:
         """Turn what was decided for the scope into this rank's outcome."""
-        committed = bool(self.committed_digest) and (
-            verdict == b"commit " + self.committed_digest.encode()
-        )
+        committed = bool(self.offer) and verdict == self.offer
         decision = self.decision
-        if not committed and decision.mode is not Mode.ABORT:
-            reason = verdict.decode(errors="replace").removeprefix("keep").strip()
-            decision = ModeDecision(mode=Mode.ABORT, why=reason or decision.why)
+        if not committed:
+            why = verdict.decode(errors="replace").removeprefix("keep ")
+            decision = ModeDecision(mode=Mode.ABORT, why=why)
         order = self.order if committed else tuple(range(len(self.view.graph.nodes)))
         return describe_gathers(
             self.view, self.scope, self.votes, decision, self.plan, order, committed=committed
         )
 
 
+def _keep(why: str) -> bytes:
+    return b"keep " + why.encode(errors="replace")
+
+
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 3]}..."

@@ -60,10 +60,19 @@ def simulate_views(views: Sequence[RankView]) -> tuple[RankOutcome, ...]:
             )
         by_rank[rank] = view
     outcomes: dict[int, RankOutcome] = {}
-    for scope in connected_scopes({r: group_ranks(v.graph) for r, v in by_rank.items()}):
+    for scope in connected_scopes({r: _reach(view) for r, view in by_rank.items()}):
         results = run_in_memory([negotiate(by_rank[rank], scope) for rank in scope])
         outcomes.update(zip(scope, results, strict=True))
     return tuple(outcomes[view.graph.rank] for view in views)
+
+
+def _reach(view: RankView) -> tuple[tuple[int, ...], ...]:
+    """As `group_ranks`, with the communication that only a plugin or a registration knows of."""
+    graph, skeleton = view.graph, view.skeleton
+    found = group_ranks(graph)
+    if skeleton and any(graph.nodes[p].group_ranks is None for p in skeleton.positions):
+        found = (*found, tuple(range(graph.world_size)))
+    return found
 
 
 def group_ranks(graph: OverlapGraph) -> tuple[tuple[int, ...], ...]:

@@ -100,7 +100,7 @@ def _place_reasons(error: BaseValidationError, place: str) -> list[str]:
     found: list[str] = []
     for inner in error.exceptions:
         if isinstance(inner, ForbiddenExtraKeysError):
-            found.append(f"{place}: unknown key {sorted(inner.extra_fields)[0]!r}")
+            found.append(f"{place}: unknown key {min(inner.extra_fields)!r}")
             continue
         notes = [n for n in getattr(inner, "__notes__", ()) if hasattr(n, "name")]
         where = f"{place}.{notes[0].name}" if notes else place
@@ -233,7 +233,7 @@ def load_graph(path: str | PathLike[str]) -> OverlapGraph:
         raise GraphFileError(f"{where}: cannot be read: {error}") from None
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of too many digits
         raise GraphFileError(f"{where}: not JSON: {error}") from None
     return graph_from_json(data, where)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+import sympy
+from attrs import evolve, frozen
 from torch._inductor import ir
 from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
 from torch._inductor.scheduler import FusedSchedulerNode, GroupedSchedulerNode
@@ -69,7 +70,11 @@ def adapt(
     """
     groups = GroupResolver() if groups is None else groups
     sizes = SizeReader(inductor_graph.sizevars)
-    inputs = tuple(inductor_graph.graph_input_names)
+    inputs = tuple(
+        name
+        for name in inductor_graph.graph_input_names
+        if not isinstance(inductor_graph.graph_inputs.get(name), (sympy.Expr, int))
+    )
     writer = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
     rank_of_input = {name: i for i, name in enumerate(inputs)}
     comm_buffers = comm_buffer_names(snodes)
@@ -113,6 +118,7 @@ def adapt(
         )
         nodes.append(node)
         requests.append(request)
+    _give_members_sizes(nodes, writer)
     known = writer.keys() | rank_of_input.keys() | constants.keys()
     graph = OverlapGraph(
         rank=rank,
@@ -124,6 +130,22 @@ def adapt(
         symbols=sizes.hints(),
     )
     return AdaptedGraph(graph=graph, requests=tuple(requests), comm_buffers=comm_buffers)
+
+
+def _give_members_sizes(nodes: list[Node], writer: dict[str, int]) -> None:
+    """A node with several outputs shows no sizes itself: take those of the nodes that unpack it."""
+    sizes: dict[int, list[tuple[Size, ...]]] = {}
+    dtypes: dict[int, list[str]] = {}
+    for node in nodes:
+        if node.op == MULTI_OUTPUT and node.reads and node.reads[0] in writer:
+            parent = writer[node.reads[0]]
+            sizes.setdefault(parent, []).extend(node.sizes)
+            dtypes.setdefault(parent, []).extend(node.dtypes)
+    for parent, found in sizes.items():
+        if nodes[parent].kind in (NodeKind.OPAQUE, NodeKind.COLLECTIVE):
+            nodes[parent] = evolve(
+                nodes[parent], sizes=tuple(found), dtypes=tuple(dtypes[parent])
+            )
 
 
 def find_group_ranks(snodes: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

@@ -50,28 +50,22 @@ class Frame:
 def build_frame(graph: OverlapGraph, skeleton: Skeleton) -> Frame:
     """Take the launch groups out of the program order and number what is left."""
     gathers = skeleton.gathers
-    owner: dict[int, int] = {}
-    for ordinal, group in enumerate(gathers):
-        for member in group.members:
-            owner[member] = ordinal
+    moving = {member for group in gathers for member in group.members}
     base: list[int] = []
     boundary_of: list[int] = []
     for position in range(len(graph.nodes)):
         boundary_of.append(len(base))
-        if position not in owner:
+        if position not in moving:
             base.append(position)
     launches = {group.launch for group in gathers}
     floors = []
-    for ordinal, group in enumerate(gathers):
+    for group in gathers:
         floor = 0
         for member in group.members:
             for before in graph.predecessors[member]:
-                other = owner.get(before)
-                if other is None:
+                # No launch group needs anything of a later one, and earlier ones stay before.
+                if before not in moving:
                     floor = max(floor, boundary_of[before] + 1)
-                elif other > ordinal:
-                    # A producer of a later gather: it may stay, so pass it never.
-                    floor = max(floor, boundary_of[before])
         floors.append(min(floor, boundary_of[group.launch]))
     return Frame(
         base=tuple(base),

@@ -71,7 +71,7 @@ def propose(
     """
     axes: dict[tuple[str, ...], _Axis] = {}
     memory = memory_floors(graph, frame, config.max_in_flight_bytes)
-    starts: dict[tuple[str, ...], int] = {}
+    starts: dict[str, int] = {}
     boundary_after = len(frame.base)
     chosen: list[GatherPlacement] = []
     for ordinal in range(len(frame.gathers) - 1, -1, -1):
@@ -89,10 +89,10 @@ def propose(
             floor, limit = min(memory[ordinal], original), Verdict.MEMORY_LIMITED
         ceiling = min(original, boundary_after)
         need_ns = round((costs[group.launch].ns or 0) * config.contention) + config.slack_ns
-        end = min(axis.at[frame.needed[ordinal]], starts.get(key, axis.at[-1]))
+        end = min(axis.at[frame.needed[ordinal]], *(starts.get(q, axis.at[-1]) for q in key))
         start, boundary = _latest_start(axis, end, need_ns, floor, ceiling)
         boundary = max(min(boundary, ceiling), min(floor, original))
-        starts[key] = max(start, axis.at[boundary])
+        starts.update(dict.fromkeys(key, max(start, axis.at[boundary])))
         boundary_after = boundary
         chosen.append(
             GatherPlacement(
@@ -122,9 +122,7 @@ def align(plan: Plan, frame: Frame) -> Plan:
     return Plan(placements=tuple(result))
 
 
-def _latest_start(
-    axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int
-) -> tuple[int, int]:
+def _latest_start(axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int) -> tuple[int, int]:
     """Latest start on the axis, and its boundary, for a gather that must be done by `end`.
 
     If no stretch between two uses of the group is long enough, the longest one tried is taken
@@ -145,7 +143,7 @@ def _latest_start(
         start, last = _before_jobs(axis, end - need_ns, begin, last)
         if start >= at[begin] and last >= begin:
             return start, min(last, bisect_right(at, start) - 1)
-        room = min(end, at[last]) - at[begin]
+        room = end - at[begin]
         if longest is None or room > longest:
             longest, fallback = room, (start, begin)
         if first <= floor:

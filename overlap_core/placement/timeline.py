@@ -67,7 +67,7 @@ class TimelineModel:
                 self._steps.append((_WAIT if node.kind is NodeKind.WAIT else _COMPUTE, ns, 0))
             elif node.kind is NodeKind.COLLECTIVE:
                 self._steps.append((_LAUNCH, ns, 0))
-                for wait in find_waits(graph, position)[1]:
+                for wait in find_waits(graph, position, skeleton.communication)[1]:
                     waits.setdefault(wait, []).append(position)
             else:
                 self._steps.append((_OPAQUE, ns, network_share_ns(costs[position])))

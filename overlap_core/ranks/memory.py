@@ -59,8 +59,5 @@ def run_loopback(protocol: Protocol[T], index: int, size: int) -> T:
             request = next(protocol) if answer is None else protocol.send(answer)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        if isinstance(request, Decide):
-            answer = (request.payload,)
-        else:
-            # Of equal payloads only the first rank sends the detail.
-            answer = (request.payload,) * size
+        # A detail is never asked for, since all digests are equal.
+        answer = (request.payload,) * (1 if isinstance(request, Decide) else size)

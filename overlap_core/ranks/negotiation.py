@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @frozen
 class Share:
-    """Give a payload to every rank of the scope and wait for all of theirs."""
+    """Give a payload, UTF-8 text, to every rank of the scope and wait for all of theirs."""
 
     step: str
     payload: bytes
@@ -53,7 +53,7 @@ def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[byte
         payload: what this rank says.
         index: place of this rank in the scope.
     """
-    mine = hashlib.sha256(payload).digest()
+    mine = hashlib.sha256(payload).hexdigest().encode()
     digests = yield Share(f"{step}/digest", mine)
     if len(set(digests)) == 1:
         return (payload,) * len(digests)

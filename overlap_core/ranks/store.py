@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol as TypingProtocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol as TypingProtocol
 
 from overlap_core.errors import DeadlineError
 
@@ -33,7 +34,7 @@ _PROGRESS_AFTER_S = 10.0
 class KeyValueStore(TypingProtocol):
     """The part of `torch.distributed.Store` that is used."""
 
-    def set(self, key: str, value: str | bytes, /) -> None: ...
+    def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
@@ -100,7 +101,7 @@ class StoreExchange:
         A graph without communication publishes an empty list, so that no peer waits for it.
         """
         mine = sorted({tuple(ranks) for ranks in groups})
-        self._store.set(self._key("scope", self._rank), json.dumps(mine).encode())
+        self._store.set(self._key("scope", self._rank), json.dumps(mine))
         return mine
 
     def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:
@@ -111,13 +112,14 @@ class StoreExchange:
         """
         where = f"{scope[0]}-{scope[-1]}.{len(scope)}"
         request = next(protocol)
+        answer: tuple[bytes, ...]
         while True:
             try:
                 step = f"{where}/{request.step}"
                 if isinstance(request, Decide):
                     answer = (self._decide(step, request.payload),)
                 else:
-                    self._store.set(self._key(step, self._rank), request.payload)
+                    self._store.set(self._key(step, self._rank), request.payload.decode())
                     found = self._collect(step, scope)
                     answer = tuple(found[rank] for rank in scope)
                 request = protocol.send(answer)
@@ -131,7 +133,7 @@ class StoreExchange:
 
     def leave(self) -> None:
         """Tell peers that wait for this rank that it won't answer any more."""
-        self._store.set(self._key("left", self._rank), b"1")
+        self._store.set(self._key("left", self._rank), "1")
 
     def _key(self, step: str, rank: int) -> str:
         return f"{self._prefix}/{step}/{rank}"
@@ -148,8 +150,10 @@ class StoreExchange:
             waited = self._clock() - self._started
             if waited - looked_for_leavers > 1 or waited > self._deadline_s:
                 looked_for_leavers = waited
+                # Who answered and then left is not missing: look for answers after leavers.
+                gone = [rank for rank in keys if self._store.check([self._key("left", rank)])]
                 missing = [rank for rank, key in keys.items() if not self._store.check([key])]
-                left = [r for r in missing if self._store.check([self._key("left", r)])]
+                left = [rank for rank in gone if rank in missing]
                 if left:
                     raise DeadlineError(f"{_ranks(left)} gave up on step {step!r}")
                 if missing and waited > self._deadline_s:

@@ -31,16 +31,13 @@ def fingerprint(graph: OverlapGraph) -> str:
     appearance with their sizes, and the whole dependency structure count. Symbols count by their
     pattern of occurrence in sizes, through a canonical labelling (`canonical_sites`).
     """
-    numbers = {buffer: number for number, buffer in enumerate((*graph.inputs, *graph.constants))}
+    numbers = _BufferNumbers(graph)
     groups: dict[str, int] = {}
     sites: list[Expression] = []
     site_numbers: dict[int | str, Expression] = {}
     digest = hashlib.sha256()
-    head = [_VERSION, len(graph.inputs), len(graph.constants)]
-    digest.update(json.dumps(head).encode())
+    digest.update(_VERSION.encode())
     for node in graph.nodes:
-        for buffer in node.writes:
-            numbers.setdefault(buffer, len(numbers))
         shape: list[list[int | str]] = []
         for sizes in node.sizes:
             dims: list[int | str] = []
@@ -59,18 +56,40 @@ def fingerprint(graph: OverlapGraph) -> str:
             shape.append(dims)
         digest.update(_describe(graph, node, shape, numbers, groups).encode())
     outputs = [numbers[buffer] for buffer in graph.outputs]
-    digest.update(json.dumps(["outputs", outputs]).encode())
+    digest.update(_encode(["outputs", outputs]).encode())
     for text in canonical_sites(sites):
         digest.update(text.encode())
         digest.update(b"\0")
     return digest.hexdigest()
 
 
+class _BufferNumbers(dict[str, "int | str"]):
+    """Buffers numbered by first use, so that neither their names nor unused inputs count.
+
+    Which inputs come before a used one is each rank's own: a local length that is read from a
+    list of split sizes is the first number of the list on one rank and the second on another.
+    """
+
+    def __init__(self, graph: OverlapGraph) -> None:
+        super().__init__()
+        self._inputs = frozenset(graph.inputs)
+        self._constants = frozenset(graph.constants)
+
+    def __missing__(self, buffer: str) -> int | str:
+        number: int | str = len(self)
+        if buffer in self._inputs:
+            number = f"i{number}"
+        elif buffer in self._constants:
+            number = f"c{number}"
+        self[buffer] = number
+        return number
+
+
 def _describe(
     graph: OverlapGraph,
     node: Node,
     shape: list[list[int | str]],
-    numbers: dict[str, int],
+    numbers: _BufferNumbers,
     groups: dict[str, int],
 ) -> str:
     group = None
@@ -89,6 +108,6 @@ def _describe(
             node.dtypes,
             group,
             node.issues_collective,
-            node.origins,
+            sorted(set(node.origins)),
         ]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -59,6 +59,7 @@ def build_skeleton(
         answer = classify(node) or NO_COMMUNICATION
         if answer.issues:
             communication[position] = answer
+    positions = tuple(communication)
     input_only = find_input_only(graph, communication)
     inputs = frozenset(graph.inputs)
     gathers: list[LaunchGroup] = []
@@ -68,7 +69,7 @@ def build_skeleton(
             states = {input_only[before] for before in graph.data_predecessors[position]}
             from_inputs = not inputs.isdisjoint(node.reads) or True in states
             if from_inputs and False not in states:
-                group = find_launch_group(graph, position, input_only)
+                group = find_launch_group(graph, position, input_only, positions)
                 if _is_used(graph, group):
                     gathers.append(group)
     launches = {group.launch for group in gathers}
@@ -92,21 +93,23 @@ def build_skeleton(
         )
     return Skeleton(
         entries=tuple(entries),
-        positions=tuple(communication),
+        positions=positions,
         communication=communication,
         gathers=tuple(gathers),
     )
 
 
 def _is_used(graph: OverlapGraph, group: LaunchGroup) -> bool:
-    outputs = frozenset(graph.outputs)
+    """Whether somebody reads what a wait of the gather makes readable."""
     own = {*group.members, *group.waits}
     for wait in group.waits:
         written = {*graph.nodes[wait].writes, *graph.nodes[wait].mutates}
-        if not outputs.isdisjoint(written) or any(
-            after not in own for after in graph.successors[wait]
-        ):
+        if not written.isdisjoint(graph.outputs):
             return True
+        for after in graph.successors[wait]:
+            user = graph.nodes[after]
+            if after not in own and not written.isdisjoint((*user.reads, *user.mutates)):
+                return True
     return False
 
 
@@ -145,18 +148,18 @@ def entry_to_json(entry: SkeletonEntry) -> list[object]:
     ]
 
 
-def entry_from_json(ordinal: int, data: list[object]) -> SkeletonEntry:
+def entry_from_json(ordinal: int, data: list[Any]) -> SkeletonEntry:
     """What `entry_to_json` wrote, as an entry again."""
     op, sizes, dtypes, groups, group_sizes, weight_gather, comparable = data
     return SkeletonEntry(
         ordinal=ordinal,
-        op=op,  # type: ignore[arg-type]
-        sizes=tuple(map(tuple, sizes)),  # type: ignore[arg-type,call-overload]
-        dtypes=tuple(dtypes),  # type: ignore[arg-type,call-overload]
-        groups=tuple(groups),  # type: ignore[arg-type,call-overload]
-        group_sizes=tuple(group_sizes),  # type: ignore[arg-type,call-overload]
+        op=op,
+        sizes=tuple(map(tuple, sizes)),
+        dtypes=tuple(dtypes),
+        groups=tuple(groups),
+        group_sizes=tuple(group_sizes),
         weight_gather=bool(weight_gather),
-        comparable=tuple(comparable),  # type: ignore[arg-type,call-overload]
+        comparable=tuple(comparable),
     )
 
 
@@ -225,5 +228,3 @@ def describe_entry(entry: SkeletonEntry) -> str:
     )
     text = f"{entry.op} [{sizes}] {dtypes}".rstrip()
     return f"{text} on group {groups}" if groups else text
-
-

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from overlap_core.registry import register_materialize_inputs
+
 OP_NAME = "overlap_testing::ulysses_attention"
 BACKWARD_OP_NAME = "overlap_testing::ulysses_attention_backward"
 
@@ -149,3 +151,7 @@ def _to_sequence(x: torch.Tensor, length: int, splits: list[int], group: str) ->
     x = _all_to_all(x.permute(3, 0, 1, 2, 4), [length] * size, splits, group)
     x = x.reshape(size, length, n, batch, heads, dim).permute(2, 3, 1, 0, 4, 5)
     return x.reshape(n, batch, length, size * heads, dim)
+
+
+for _name in (OP_NAME, BACKWARD_OP_NAME):
+    register_materialize_inputs(_name, has_internal_collective=True)
