@@ -14,6 +14,7 @@ from overlap_core.errors import GraphFormatError
 from overlap_core.graph import Node, NodeKind, OverlapGraph
 from overlap_core.registry import op_has_internal_collective
 
+from .captured import find_shard_inputs
 from .dependencies import (
     comm_buffer_names,
     comm_order_deps,
@@ -105,6 +106,8 @@ def adapt(
                 if source is None and dep.name not in rank_of_input:
                     constants[dep.name] = None
                 reads[dep.name] = None
+        if not reads and not after:
+            reads.update(dict.fromkeys(find_shard_inputs(snode, rank_of_input)))
         ordered_reads = sorted(
             reads, key=lambda name: (writer.get(name, -1), rank_of_input.get(name, -1), name)
         )

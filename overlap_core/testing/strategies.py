@@ -165,7 +165,7 @@ def recipes(max_items: int = 24, *, unknown_groups: bool = True) -> st.SearchStr
 
     return st.builds(
         Recipe,
-        items=st.lists(_items(), min_size=1, max_size=max_items).map(name_groups),
+        items=st.lists(_items(), min_size=max_items // 3, max_size=max_items).map(name_groups),
         shards=st.integers(1, 5),
         hints=st.just(HINTS),
     )

@@ -26,10 +26,9 @@ def run(*args: str) -> Result:
     ("arguments", "mode"),
     [
         ((), "identical"),
-        (("--even",), "identical"),
         (("--diverge", "compute"), "slot"),
         (("--diverge", "skeleton"), "pinned"),
-        (("--diverge", "count"), "abort"),
+        (("--diverge", "count", "--even"), "abort"),
     ],
 )
 def test_demo_ends_in_the_mode_that_the_divergence_calls_for(

@@ -298,3 +298,23 @@ def test_grouped_nodes_are_refused_by_name(capture: Any, gather: Any, x: torch.T
     [found] = capture(lambda x, w: x @ gather(w), x, *shards(1), look=group)
     assert "enforce_comm_ordering_for_fsdp" in found.seen
 
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_an_empty_shard_still_counts_as_a_weight(
+    capture: Any, gather: Any, x: torch.Tensor, cast: bool
+) -> None:
+    """Padding an empty shard reads nothing; the gather behind it is of a weight all the same."""
+
+    def fn(x: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        if cast:
+            shard = shard.bfloat16()
+        padded = torch.nn.functional.pad(shard, (0, 0, 0, 1 - shard.shape[0]))
+        return x * gather(padded)[0].float()
+
+    [empty] = capture(fn, x, torch.empty(0, 32))
+    torch._dynamo.reset()
+    [full] = capture(fn, x, torch.randn(1, 32))
+    for found in (empty, full):
+        assert [e.weight_gather for e in skeleton_of(found.graph).entries] == [True]
+    assert skeleton_of(empty.graph).entries == skeleton_of(full.graph).entries

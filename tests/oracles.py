@@ -1,0 +1,240 @@
+"""Independent readings of a graph and an order, that tests hold the pass against.
+
+Nothing here uses the pass's own idea of dependencies, launch groups or time: what nodes compute is
+followed symbolically, value by value, in the order given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+from overlap_core.graph import NodeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from overlap_core.costs import Cost
+    from overlap_core.graph import Node, OverlapGraph
+
+__all__ = [
+    "bytes_in_flight",
+    "check_order",
+    "exposed_ns",
+    "find_movable",
+    "issues_communication",
+    "weight_gathers",
+]
+
+
+def issues_communication(node: Node) -> bool:
+    """As the built-in plugin says of the nodes that the strategies make."""
+    return node.kind is NodeKind.COLLECTIVE or node.issues_collective
+
+
+@frozen(eq=False)
+class _Value:
+    """What one node made of the values that it read."""
+
+    node: str
+    inputs: tuple[_Value | str, ...]
+
+
+@define
+class _Run:
+    """Buffers and the values in them, while nodes are run one by one."""
+
+    buffers: dict[str, _Value | str]
+    seen: dict[str, tuple[tuple[str, object], ...]] = field(factory=dict)
+    """What each node saw, in names that do not depend on the order."""
+
+    def step(self, node: Node) -> None:
+        read = [(buffer, self.buffers[buffer]) for buffer in (*node.reads, *node.mutates)]
+        self.seen[node.name] = tuple((b, v if isinstance(v, str) else v.node) for b, v in read)
+        made = _Value(node.name, tuple(value for _, value in read))
+        for buffer in (*node.writes, *node.mutates):
+            self.buffers[buffer] = made
+
+
+def _run(graph: OverlapGraph, order: Iterable[Node]) -> _Run:
+    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
+    for node in order:
+        run.step(node)
+    return run
+
+
+def check_order(graph: OverlapGraph, order: Sequence[str]) -> None:
+    """Every node runs once, sees what it saw in program order, and follows its `after` nodes."""
+    assert sorted(order) == sorted(node.name for node in graph.nodes)
+    by_name = {node.name: node for node in graph.nodes}
+    place = {name: spot for spot, name in enumerate(order)}
+    for node in graph.nodes:
+        assert all(place[name] < place[node.name] for name in node.after), node.name
+    program, final = _run(graph, graph.nodes), _run(graph, (by_name[name] for name in order))
+    assert final.seen == program.seen
+
+    def left(run: _Run) -> dict[str, str]:
+        return {b: v if isinstance(v, str) else v.node for b, v in run.buffers.items()}
+
+    assert left(final) == left(program)
+
+
+def weight_gathers(graph: OverlapGraph) -> list[str]:
+    """Gathers of values made of shards by copies and casts only, whose result somebody reads."""
+    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
+    by_name = {node.name: node for node in graph.nodes}
+    candidates: list[str] = []
+    for node in graph.nodes:
+        if node.kind is NodeKind.COLLECTIVE and "all_gather" in node.op:
+            leaves = _leaves([run.buffers[b] for b in (*node.reads, *node.mutates)], by_name)
+            if leaves is not None and not leaves.isdisjoint(graph.inputs):
+                candidates.append(node.name)
+        run.step(node)
+    used = _used_launches(graph)
+    return [name for name in candidates if name in used]
+
+
+def _leaves(values: list[_Value | str], by_name: Mapping[str, Node]) -> set[str] | None:
+    """The graph inputs and constants that values are copies of; None if they are more."""
+    found: set[str] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif by_name[value.node].kind is not NodeKind.COMPUTE or "mm" in by_name[value.node].op:
+            return None
+        else:
+            stack += value.inputs
+    return found
+
+
+def _in_flight(graph: OverlapGraph) -> dict[str, frozenset[str]]:
+    """For each node the launches whose results it reads before or at a wait for them."""
+    waiting: dict[str, frozenset[str]] = {}
+    ready: dict[str, frozenset[str]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for node in graph.nodes:
+        nothing: frozenset[str] = frozenset()
+        launches = nothing.union(*(waiting.get(b, nothing) for b in (*node.reads, *node.mutates)))
+        found[node.name] = launches
+        for buffer in (*node.writes, *node.mutates):
+            waiting.pop(buffer, None)
+            ready.pop(buffer, None)
+            if node.kind is NodeKind.COLLECTIVE:
+                waiting[buffer] = frozenset((node.name,))
+            elif node.kind is not NodeKind.WAIT and launches:
+                waiting[buffer] = launches
+    return found
+
+
+def _used_launches(graph: OverlapGraph) -> set[str]:
+    launches_of = _in_flight(graph)
+    made: dict[str, frozenset[str]] = {}
+    used: set[str] = set()
+    for node in graph.nodes:
+        for buffer in node.reads:
+            used |= made.get(buffer, frozenset())
+        for buffer in (*node.writes, *node.mutates):
+            made.pop(buffer, None)
+            if node.kind is NodeKind.WAIT:
+                made[buffer] = launches_of[node.name]
+    for buffer in graph.outputs:
+        used |= made.get(buffer, frozenset())
+    return used
+
+
+def find_movable(graph: OverlapGraph) -> set[str]:
+    """Names of weight gathers, of what unpacks them, and of what only ever serves one of them."""
+    serves: dict[str, set[str]] = {name: {name} for name in weight_gathers(graph)}
+    launches_of = _in_flight(graph)
+    for node in graph.nodes:
+        if node.kind is NodeKind.COMPUTE and len(launches_of[node.name]) == 1:
+            (launch,) = launches_of[node.name]
+            if launch in serves:
+                serves[node.name] = {launch}
+    users: dict[str, set[str]] = {node.name: set() for node in graph.nodes}
+    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
+    for node in graph.nodes:
+        for buffer in (*node.reads, *node.mutates):
+            value = run.buffers[buffer]
+            if isinstance(value, _Value):
+                users[value.node].add(node.name)
+        run.step(node)
+    for node in reversed(graph.nodes):
+        served: set[str] = set()
+        for user in users[node.name]:
+            served |= serves.get(user, {user})
+        if node.kind is NodeKind.COMPUTE and len(served) == 1 and "mm" not in node.op:
+            (only,) = served
+            if only in serves:
+                serves.setdefault(node.name, served)
+    return set(serves)
+
+
+def exposed_ns(
+    graph: OverlapGraph, costs: Sequence[Cost], order: Sequence[str]
+) -> dict[str, int]:
+    """Idle time of the compute stream by the launch that causes it: a simulation of its own.
+
+    One stream of compute, one first-in first-out channel for each group.
+    """
+    ns = {node.name: cost.ns or 0 for node, cost in zip(graph.nodes, costs, strict=True)}
+    network = {
+        node.name: ns[node.name] // 2
+        if cost.network_ns is None
+        else min(cost.network_ns, ns[node.name])
+        for node, cost in zip(graph.nodes, costs, strict=True)
+    }
+    by_name = {node.name: node for node in graph.nodes}
+    launches_of = _in_flight(graph)
+    clock = 0
+    jobs: dict[str, list[tuple[int, str]]] = {}
+    """Per group the times at which jobs are done, with the launch (none for an opaque op)."""
+    done: dict[str, int] = {}
+    idle: dict[str, int] = {}
+
+    def stall(until: int, launch: str) -> None:
+        nonlocal clock
+        if until > clock:
+            if launch:
+                idle[launch] = idle.get(launch, 0) + until - clock
+            clock = until
+
+    for name in order:
+        node = by_name[name]
+        channel = jobs.setdefault(node.group or "?", []) if issues_communication(node) else []
+        free_at, holder = channel[-1] if channel else (0, "")
+        if node.kind is NodeKind.COLLECTIVE:
+            done[name] = max(clock, free_at) + ns[name]
+            channel.append((done[name], name))
+        elif node.kind is NodeKind.WAIT:
+            for launch in sorted(launches_of[name], key=done.__getitem__):
+                stall(done[launch], launch)
+        elif issues_communication(node):
+            # An opaque op that finds another's traffic on its channel has already waited for it.
+            if holder:
+                stall(free_at, holder)
+            channel.append((clock + network[name], ""))
+            clock += ns[name]
+        else:
+            clock += ns[name]
+    return idle
+
+
+def bytes_in_flight(graph: OverlapGraph, order: Sequence[str], gathers: Iterable[str]) -> int:
+    """The most bytes of the given gathers between launch and first wait at any time."""
+    launches_of = _in_flight(graph)
+    by_name = {node.name: node for node in graph.nodes}
+    wanted = set(gathers)
+    flying: dict[str, int] = {}
+    peak = 0
+    for name in order:
+        if name in wanted:
+            flying[name] = by_name[name].nbytes or 0
+        elif by_name[name].kind is NodeKind.WAIT:
+            for launch in launches_of[name]:
+                flying.pop(launch, None)
+        peak = max(peak, sum(flying.values()))
+    return peak

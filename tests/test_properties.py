@@ -1,0 +1,197 @@
+"""What must hold for all graphs of all ranks, whatever the pass decides."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from overlap_core import OverlapConfig, OverlapGraph, simulate
+from overlap_core.outcome import RankOutcome
+from overlap_core.ranks import Mode
+from overlap_core.testing.strategies import RankSet, rank_sets
+
+from .oracles import (
+    bytes_in_flight,
+    check_order,
+    exposed_ns,
+    find_movable,
+    issues_communication,
+    weight_gathers,
+)
+
+FREE = (Mode.IDENTICAL, Mode.SLOT)
+
+
+def configs() -> st.SearchStrategy[OverlapConfig]:
+    """From no caution at all to far too much, with and without a bound on memory."""
+    return st.builds(
+        OverlapConfig,
+        contention=st.sampled_from((1, 1.15, 3, 1000)),
+        slack_ns=st.sampled_from((0, 20_000, 10**9)),
+        max_in_flight_bytes=st.none() | st.integers(1, 9_000),
+    )
+
+
+def names(graph: OverlapGraph) -> list[str]:
+    return [node.name for node in graph.nodes]
+
+
+def communication(outcome: RankOutcome, order: tuple[str, ...] | None = None) -> list[str]:
+    assert outcome.graph is not None
+    issuing = {node.name for node in outcome.graph.nodes if issues_communication(node)}
+    return [name for name in (order or outcome.order) if name in issuing]
+
+
+def graph_of(outcome: RankOutcome) -> OverlapGraph:
+    assert outcome.graph is not None
+    return outcome.graph
+
+
+def by_scope(outcomes: tuple[RankOutcome, ...]) -> list[list[RankOutcome]]:
+    scopes: dict[tuple[int, ...], list[RankOutcome]] = {}
+    for outcome in outcomes:
+        scopes.setdefault(outcome.scope, []).append(outcome)
+    return list(scopes.values())
+
+
+@given(rank_sets(), configs())
+def test_every_final_order_is_legal(ranks: RankSet, config: OverlapConfig) -> None:
+    for outcome in simulate(ranks.graphs, config):
+        event(f"{outcome.mode}, {'hoisted' if outcome.hoisted else 'still'}")
+        check_order(graph_of(outcome), outcome.order)
+        assert outcome.legal
+
+
+@given(rank_sets(), configs())
+def test_communication_is_in_one_order_on_all_ranks(ranks: RankSet, config: OverlapConfig) -> None:
+    """By what ranks can compare: which launch of the program comes at which place, and its key."""
+    for scope in by_scope(simulate(ranks.graphs, config)):
+        sequences = []
+        for outcome in scope:
+            program = communication(outcome, tuple(names(graph_of(outcome))))
+            ordinals = [program.index(name) for name in communication(outcome)]
+            assert communication(outcome) == list(outcome.collectives)
+            keys = {entry.node: evolve(entry, sizes=(), node="") for entry in outcome.skeleton}
+            sequences.append([(o, keys[program[o]]) for o in ordinals])
+            if outcome.mode not in FREE:
+                assert ordinals == sorted(ordinals)
+        if scope[0].mode in FREE:
+            assert all(sequence == sequences[0] for sequence in sequences)
+
+
+@given(rank_sets(), configs())
+def test_ranks_of_a_scope_tell_one_story(ranks: RankSet, config: OverlapConfig) -> None:
+    outcomes = simulate(ranks.graphs, config)
+    for scope in by_scope(outcomes):
+        assert [outcome.rank for outcome in scope] == list(scope[0].scope)
+        assert len({(outcome.mode, outcome.why, outcome.committed) for outcome in scope}) == 1
+        counts = {len(weight_gathers(graph_of(outcome))) for outcome in scope}
+        if len(counts) > 1:
+            assert scope[0].mode is Mode.ABORT
+            assert "different numbers of weight gathers" in scope[0].why
+        for outcome in scope:
+            assert outcome.why
+            assert outcome.committed is (outcome.mode is not Mode.ABORT)
+            if outcome.mode is Mode.ABORT:
+                assert list(outcome.order) == names(graph_of(outcome))
+
+
+@given(rank_sets("identical"), configs())
+def test_equal_graphs_get_one_order(ranks: RankSet, config: OverlapConfig) -> None:
+    for scope in by_scope(simulate(ranks.graphs, config)):
+        assert scope[0].mode in (Mode.IDENTICAL, Mode.PINNED)
+        if scope[0].mode is Mode.IDENTICAL:
+            assert scope[0].why == f"one graph on {'all' if len(scope) > 1 else 'rank'} " + (
+                f"{len(scope)} ranks" if len(scope) > 1 else str(scope[0].rank)
+            )
+        assert len({outcome.positions for outcome in scope}) == 1
+
+
+@given(rank_sets("compute"), configs())
+def test_divergent_compute_still_allows_to_move(ranks: RankSet, config: OverlapConfig) -> None:
+    for outcome in simulate(ranks.graphs, config):
+        assert outcome.mode in FREE or "would be exposed" in outcome.why
+
+
+@given(rank_sets("skeleton"), configs())
+def test_pinned_passes_no_communication(ranks: RankSet, config: OverlapConfig) -> None:
+    """Every moved node keeps the same communication before and behind it, gathers excepted."""
+    for outcome in simulate(ranks.graphs, config):
+        if outcome.mode is not Mode.PINNED:
+            continue
+        graph = graph_of(outcome)
+        program, order = names(graph), list(outcome.order)
+        moved_gathers = {gather.name for gather in outcome.gathers if gather.hoisted}
+        movable = find_movable(graph)
+        for entry in communication(outcome):
+            for name in movable - {entry}:
+                was_before = program.index(name) < program.index(entry)
+                is_before = order.index(name) < order.index(entry)
+                if entry not in moved_gathers:
+                    assert was_before == is_before, (name, entry)
+
+
+@given(rank_sets(), configs())
+def test_nothing_but_launch_groups_moves(ranks: RankSet, config: OverlapConfig) -> None:
+    for outcome in simulate(ranks.graphs, config):
+        graph = graph_of(outcome)
+        movable = find_movable(graph)
+        still = [name for name in names(graph) if name not in movable]
+        assert [name for name in outcome.order if name not in movable] == still
+        gathers = [gather.name for gather in outcome.gathers]
+        assert gathers == weight_gathers(graph)
+        assert [name for name in outcome.order if name in gathers] == gathers
+        for gather in outcome.gathers:
+            assert gather.target <= gather.source
+
+
+@given(rank_sets(), configs())
+def test_prediction_never_gets_worse(ranks: RankSet, config: OverlapConfig) -> None:
+    for outcome in simulate(ranks.graphs, config):
+        graph = graph_of(outcome)
+        before = exposed_ns(graph, outcome.costs, names(graph))
+        after = exposed_ns(graph, outcome.costs, outcome.order)
+        gathers = [gather.name for gather in outcome.gathers]
+        assert sum(after.get(g, 0) for g in gathers) <= sum(before.get(g, 0) for g in gathers)
+        for gather in outcome.gathers:
+            assert gather.exposed_ns_before == before.get(gather.name, 0)
+            assert gather.exposed_ns_after == after.get(gather.name, 0)
+
+
+@given(rank_sets(), configs())
+def test_running_twice_changes_nothing(ranks: RankSet, config: OverlapConfig) -> None:
+    first = simulate(ranks.graphs, config)
+    again = [
+        evolve(graph, nodes=tuple(graph.nodes[p] for p in outcome.positions))
+        for graph, outcome in zip(ranks.graphs, first, strict=True)
+    ]
+    second = simulate(again, config)
+    assert [outcome.order for outcome in second] == [outcome.order for outcome in first]
+
+
+@given(rank_sets(), st.integers(1, 9_000))
+def test_bytes_in_flight_are_bounded(ranks: RankSet, bound: int) -> None:
+    config = OverlapConfig(max_in_flight_bytes=bound)
+    for outcome in simulate(ranks.graphs, config):
+        graph = graph_of(outcome)
+        gathers = [gather.name for gather in outcome.gathers]
+        largest = max((graph.nodes[graph.index[g]].nbytes or 0 for g in gathers), default=0)
+        allowed = max(bound, largest, bytes_in_flight(graph, names(graph), gathers))
+        assert bytes_in_flight(graph, outcome.order, gathers) <= allowed
+
+
+@given(rank_sets(), st.randoms(use_true_random=False))
+def test_the_order_in_which_ranks_are_given_means_nothing(ranks: RankSet, random: object) -> None:
+    shuffled = list(ranks.graphs)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    by_rank = {outcome.rank: outcome for outcome in simulate(shuffled)}
+    assert [by_rank[graph.rank] for graph in ranks.graphs] == list(simulate(ranks.graphs))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_graph_without_communication_is_left_alone(world_size: int) -> None:
+    graphs = [OverlapGraph(rank=r, world_size=world_size, nodes=()) for r in range(world_size)]
+    outcomes = simulate(graphs)
+    assert [outcome.scope for outcome in outcomes] == [(rank,) for rank in range(world_size)]
