@@ -93,7 +93,8 @@ def run_both_ways(
         assert result is not None
         return result.detach(), gradients, tuple(recorder.shared())
 
-    expected, expected_gradients, before = run()
+    # torch's caches on disk can give one rank an artifact with the group names of another.
+    expected, expected_gradients, before = run(options={"fx_graph_cache": False})
     result, gradients, after = run(options=oc.inductor_options())
     reports = oc.reports()
     return Seen(
@@ -161,4 +162,4 @@ def test_a_specialized_length_is_another_graph_with_the_same_skeleton() -> None:
 def test_a_parameter_that_only_one_rank_holds() -> None:
     """Its shard is empty elsewhere and padded there, so graphs differ and gathers do not."""
     results = run_ranks(run_both_ways, 2, "none", True, LENGTHS, False, True, deadline_s=300)
-    check(results, "slot", "slot")
+    check(results, "slot", "identical")  # the backward is one graph again

@@ -63,7 +63,7 @@ def demo(ranks: int, diverge: Any, blocks: int, uneven: bool, timeout_s: float) 
     from overlap_core.testing import RankFailure, TransformerConfig, run_ranks
     from overlap_core.testing.demo import DemoTask, demo_rank
 
-    console = Console()
+    console = Console(markup=False, highlight=False)
     heads = -(-4 // ranks) * ranks  # attention spreads its heads over the ranks
     with tempfile.TemporaryDirectory(prefix="overlap-demo-") as folder:
         task = DemoTask(
@@ -85,7 +85,9 @@ def demo(ranks: int, diverge: Any, blocks: int, uneven: bool, timeout_s: float) 
     checks = _checks(results, _MODES[diverge])
     _print_results(console, results)
     for name, good in checks:
-        console.print("[green]ok    [/]" if good else "[bold red]FAILED[/]", name)
+        console.print(
+            f"{'ok' if good else 'FAILED':6} {name}", style="green" if good else "bold red"
+        )
     if not all(good for _, good in checks):
         sys.exit(1)
 
@@ -163,9 +165,10 @@ def _shared_sequence(result: DemoResult) -> list[tuple[object, ...]]:
 
 def _print_results(console: Console, results: Sequence[DemoResult]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     for mode, why in dict.fromkeys((result.mode, result.why) for result in results):
-        console.print(f"mode: [bold]{mode or 'none'}[/] - ", why, sep="")
+        console.print(Text.assemble("mode: ", (mode or "none", "bold"), f" - {why}"))
     table = Table(caption="exposed: gather time that nothing hides, as predicted, in µs")
     for name in ("rank", "gathers", "hoisted", "exposed before", "exposed after"):
         table.add_column(name, justify="right")

@@ -57,4 +57,4 @@ def _print_table(found: Sequence[PluginInfo]) -> None:
     table.columns[0].overflow = "fold"
     for plugin in found:
         table.add_row(plugin.name, plugin.version, _kind(plugin), "\n".join(plugin.hooks))
-    Console().print(table)
+    Console(markup=False, highlight=False).print(table)

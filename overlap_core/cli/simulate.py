@@ -147,7 +147,7 @@ def _print_summary(outcomes: Sequence[RankOutcome], *, world_size: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = Console(markup=False, highlight=False)
     for scope in _scopes(outcomes):
         ranks = ", ".join(map(str, scope.scope))
         console.print(

@@ -130,6 +130,14 @@ def test_a_rank_that_dies_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rank 1 died" in result.stderr
 
 
+def test_a_terminal_sees_the_phase_in_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    result = run_with(monkeypatch, GOOD, other())
+    assert result.exit_code == 0, result.output
+    assert PHASES[0] in result.stdout
+    assert "\x1b[2K" in result.stdout  # and it is wiped away at the end
+
+
 @pytest.mark.parametrize("arguments", [("--ranks", "1"), ("--diverge", "wildly"), ("extra",)])
 def test_bad_usage_is_status_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2

@@ -160,6 +160,12 @@ def test_summary_says_mode_reason_and_each_gather(write: Callable[..., str], col
     assert "\x1b" not in result.stdout
 
 
+def test_summary_shows_names_as_they_are(write: Callable[..., str]) -> None:
+    text = json.dumps(graph_data(0)).replace("gather1", "[bold]gather[/]")
+    result = run(write(json.loads(text)))
+    assert "[bold]gather[/]" in result.stdout
+
+
 def test_summary_says_which_ranks_are_missing(write: Callable[..., str]) -> None:
     result = run(write(graph_data(0)))
     assert result.exit_code == 0, result.output
