@@ -86,7 +86,8 @@ def demo_rank(rank: int, world_size: int, task: DemoTask) -> DemoResult:
                 output = compiled(*inputs)
         return output, tuple(recorder.collectives)
 
-    expected, before = run(1, {})
+    # torch's caches on disk can give one rank an artifact with the group names of another.
+    expected, before = run(1, {"fx_graph_cache": False})
     config = overlap_core.OverlapConfig()
     output, after = run(2, overlap_core.inductor_options(config))
     reports = overlap_core.reports()
