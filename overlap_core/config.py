@@ -47,6 +47,21 @@ def _is_name(instance: object, attribute: Attribute[Any], value: object) -> None
         raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a non-empty name")
 
 
+def _is_one_of(*choices: str) -> Any:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if value not in choices:
+            raise ConfigError(
+                f"OverlapConfig({attribute.name}={value!r}): expected one of {', '.join(choices)}"
+            )
+
+    return check
+
+
+def _is_path(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a path as text")
+
+
 def _names(value: object) -> object:
     """Accept any list of names; order and repetition mean nothing, so drop them."""
     if isinstance(value, str):
@@ -79,6 +94,12 @@ class OverlapConfig:
     """Extra nanoseconds between the predicted end of a gather and its wait."""
     max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
     """Most bytes of gathered weights between launch and wait on one rank; None: no bound."""
+    costs: str = field(default="measured", validator=_is_one_of("measured", "analytical"))
+    """`measured` times ops once for each structural key while compiling; `analytical` never does."""
+    cost_table_path: str | None = field(default=None, validator=_is_path)
+    """File in which measured costs are kept for the next start; None: nowhere."""
+    max_replay_bytes: int = field(default=1 << 30, validator=_at_least(0))
+    """Most bytes of arguments that one op may get for its measurement."""
     deadline_s: float = field(default=300.0, validator=_at_least(0.001))
     """Longest time in seconds that one negotiation may take before program order is kept."""
 

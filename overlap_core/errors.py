@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigError",
+    "CostTableError",
     "DeadlineError",
     "GraphFileError",
     "GraphFormatError",
@@ -14,6 +15,8 @@ __all__ = [
     "OverlapError",
     "PluginError",
     "RegistrationError",
+    "ReplayError",
+    "ReportFileError",
     "UnsupportedTorchError",
 ]
 
@@ -46,8 +49,20 @@ class RegistrationError(OverlapError, ValueError):
     """A custom op is registered under a bad name, twice, or with an unusable hook."""
 
 
+class ReplayError(OverlapError):
+    """An op cannot be replayed: its arguments cannot be made, or the replay failed."""
+
+
+class ReportFileError(OverlapError, ValueError):
+    """A report file cannot be read: not a report, broken, or of a newer version."""
+
+
 class UnsupportedTorchError(OverlapError):
     """The installed torch is outside the supported range, or lacks a name that we rest on."""
+
+
+class CostTableError(OverlapError, ValueError):
+    """A saved cost table cannot be used: broken, or made on other hardware or another torch."""
 
 
 class DeadlineError(OverlapError, TimeoutError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 if TYPE_CHECKING:
-    from .costs import Cost
+    from .costs import Cost, CostRequest
     from .graph import OverlapGraph
     from .ranks.votes import Mode, Vote
     from .skeleton import SkeletonEntry
@@ -61,6 +61,8 @@ class RankOutcome:
     total_ns_after: int = 0
     graph: OverlapGraph | None = field(default=None, repr=False)
     costs: tuple[Cost, ...] = field(default=(), repr=False)
+    requests: tuple[CostRequest | None, ...] = field(default=(), repr=False)
+    """The structural keys of `costs`; empty if only the graph was known."""
     notes: tuple[str, ...] = ()
 
     @property

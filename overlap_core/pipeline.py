@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from .costs import resolve_costs
+from .costs import apply_measurements, resolve_costs
 from .errors import DeadlineError
 from .graph import first_violation
 from .placement import (
@@ -32,6 +32,7 @@ from .ranks import (
     ModeDecision,
     Proposal,
     Vote,
+    agree_on_costs,
     decode_votes,
     encode_vote,
     reconcile,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from .host import PluginHost
     from .outcome import RankOutcome
     from .placement import Frame
+    from .ranks import Measurer
     from .ranks.negotiation import Protocol
     from .skeleton import Skeleton
 
@@ -78,6 +80,7 @@ class RankView:
     fault: str = _NO_FAULT
     skeleton: Skeleton | None = None
     costs: tuple[Cost, ...] = ()
+    requests: tuple[CostRequest | None, ...] = ()
     frame: Frame | None = None
     model: TimelineModel | None = None
 
@@ -119,6 +122,7 @@ def prepare(
             view,
             skeleton=skeleton,
             costs=costs,
+            requests=() if requests is None else tuple(requests),
             frame=build_frame(graph, skeleton),
             model=TimelineModel(graph, skeleton, costs),
             vote=evolve(
@@ -134,17 +138,20 @@ def prepare(
         return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
 
 
-def negotiate(view: RankView, scope: tuple[int, ...]) -> Protocol[RankOutcome]:
+def negotiate(
+    view: RankView, scope: tuple[int, ...], measurer: Measurer | None = None
+) -> Protocol[RankOutcome]:
     """This rank's side of the negotiation of one graph.
 
     Args:
         view: from `prepare`.
         scope: the ranks that negotiate, ascending, this one among them.
+        measurer: times this rank's nodes together with its peers; None on all ranks: never.
 
     Returns:
         The outcome; program order unless every rank of the scope committed the same plan.
     """
-    side = _Side(view, scope)
+    side = _Side(view, scope, measurer)
     try:
         wish = yield from side.run()
     except DeadlineError as error:
@@ -157,8 +164,11 @@ def negotiate(view: RankView, scope: tuple[int, ...]) -> Protocol[RankOutcome]:
 class _Side:
     """The state of one rank in one negotiation."""
 
-    def __init__(self, view: RankView, scope: tuple[int, ...]) -> None:
+    def __init__(
+        self, view: RankView, scope: tuple[int, ...], measurer: Measurer | None = None
+    ) -> None:
         self.view = view
+        self.measurer = measurer
         self.scope = scope
         self.index = scope.index(view.graph.rank)
         self.votes: tuple[Vote, ...] = (view.vote,)
@@ -175,6 +185,7 @@ class _Side:
         fault, difference = "", ""
         if all(vote.can for vote in self.votes):
             difference = yield from self.compare_skeletons()
+            yield from self.measure()
         try:
             self.decision = self.view.host.choose_mode(self.votes)
         except Exception as error:
@@ -192,6 +203,23 @@ class _Side:
                 mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
             )
         return _keep(self.decision.why)
+
+    def measure(self) -> Protocol[None]:
+        """Replace estimated costs by measured ones, if the votes leave anything to move."""
+        first = self.votes[0]
+        alike = all(
+            (v.config, v.plugins, v.weight_gathers)
+            == (first.config, first.plugins, first.weight_gathers)
+            for v in self.votes
+        )
+        view = self.view
+        if self.measurer is None or not alike or not first.weight_gathers:
+            return
+        assert view.skeleton is not None
+        table = yield from agree_on_costs(self.measurer, self.index)
+        costs = apply_measurements(view.costs, view.requests, table)
+        model = TimelineModel(view.graph, view.skeleton, costs)
+        self.view = evolve(view, costs=costs, model=model)
 
     def compare_skeletons(self) -> Protocol[str]:
         """Give compatible skeletons one digest in the votes; else say where they differ."""

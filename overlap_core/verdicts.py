@@ -87,6 +87,7 @@ def describe_gathers(
         total_ns_after=total_after,
         graph=graph,
         costs=view.costs,
+        requests=view.requests,
     )
 
 

@@ -166,16 +166,16 @@ def find_movable(graph: OverlapGraph) -> set[str]:
         served: set[str] = set()
         for user in users[node.name]:
             served |= serves.get(user, {user})
-        if node.kind is NodeKind.COMPUTE and len(served) == 1 and "mm" not in node.op:
+        lasting = {*graph.inputs, *graph.constants, *graph.outputs}
+        serves_caller = not lasting.isdisjoint((*node.writes, *node.mutates))
+        if node.kind is NodeKind.COMPUTE and len(served) == 1 and not serves_caller:
             (only,) = served
             if only in serves:
                 serves.setdefault(node.name, served)
     return set(serves)
 
 
-def exposed_ns(
-    graph: OverlapGraph, costs: Sequence[Cost], order: Sequence[str]
-) -> dict[str, int]:
+def exposed_ns(graph: OverlapGraph, costs: Sequence[Cost], order: Sequence[str]) -> dict[str, int]:
     """Idle time of the compute stream by the launch that causes it: a simulation of its own.
 
     One stream of compute, one first-in first-out channel for each group.

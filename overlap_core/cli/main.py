@@ -19,7 +19,7 @@ from overlap_core.errors import OverlapError
 
 __all__ = ["main"]
 
-_COMMANDS = ("demo", "plugins", "simulate")
+_COMMANDS = ("demo", "explain", "plugins", "simulate")
 """Each is a module of this package with a `click.Command` of the same name."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from .dtypes import dtype_bytes
-from .table import FREE, cost_request, resolve_costs
+from .files import TableHeader, load_table, save_table
+from .keys import key_from_json, key_to_json, request_digest
+from .table import FREE, apply_measurements, cost_request, resolve_costs
 from .types import Cost, CostRequest, CostSource, Dim
 
 __all__ = [
@@ -12,7 +14,14 @@ __all__ = [
     "CostRequest",
     "CostSource",
     "Dim",
+    "TableHeader",
+    "apply_measurements",
     "cost_request",
     "dtype_bytes",
+    "key_from_json",
+    "key_to_json",
+    "load_table",
+    "request_digest",
     "resolve_costs",
+    "save_table",
 ]

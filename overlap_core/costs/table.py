@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from overlap_core.graph import NodeKind
 from overlap_core.graph.symbols import parse_expression
 
 from .dtypes import dtype_bytes
+from .keys import request_digest
 from .types import Cost, CostRequest, CostSource, Dim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from overlap_core.graph import Node, OverlapGraph, Size
 
-__all__ = ["FREE", "cost_request", "resolve_costs"]
+__all__ = ["FREE", "apply_measurements", "cost_request", "resolve_costs"]
 
 FREE = Cost(ns=0, network_ns=0, source=CostSource.ANALYTICAL)
 """The cost of a node that does nothing on the device: a wait, a view, an unpack."""
@@ -67,6 +70,36 @@ def resolve_costs(
                     why="" if ns is not None else "no source knows this op",
                 )
             result.append(cost)
+    return tuple(result)
+
+
+def apply_measurements(
+    costs: Sequence[Cost],
+    requests: Sequence[CostRequest | None],
+    table: Mapping[str, Cost],
+) -> tuple[Cost, ...]:
+    """Costs with what was measured in place of estimates; an estimate that stays says why.
+
+    Args:
+        costs: one a node.
+        requests: the nodes' structural keys, None for nodes that cost nothing.
+        table: by key digest; an entry without a time only explains.
+    """
+    digests: dict[CostRequest, str] = {}
+    result = []
+    for cost, request in zip(costs, requests, strict=True):
+        if request is None:
+            result.append(cost)
+            continue
+        if request not in digests:
+            digests[request] = request_digest(request)
+        found = table.get(digests[request])
+        if found is None:
+            result.append(cost)
+        elif found.ns is None:
+            result.append(evolve(cost, why=found.why))
+        else:
+            result.append(found)
     return tuple(result)
 
 

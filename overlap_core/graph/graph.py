@@ -56,6 +56,11 @@ class OverlapGraph:
         return found
 
     @cached_property
+    def callers(self) -> frozenset[str]:
+        """Buffers that the caller sees too: inputs, constants and outputs."""
+        return frozenset((*self.inputs, *self.constants, *self.outputs))
+
+    @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Positions that must stay before each node: data, mutation and explicit ordering."""
         return build_predecessors(self)

@@ -121,19 +121,23 @@ def find_launch_group(
 
     A multi-output member behind the next node of `communicates` (ascending positions) has no
     part in it: moving up with the launch, it would pass communication that the launch does not.
+    Neither has a producer that serves the caller too, since it changes an input in place.
     """
     unpacks, waits = find_waits(graph, launch, communicates)
     following = bisect_right(communicates, launch)
     end = communicates[following] if following < len(communicates) else len(graph.nodes)
     members = {launch, *(unpack for unpack in unpacks if unpack < end)}
     stable = {*members, *waits}
-    stack = sorted(graph.predecessors[launch])
+    stack = list(graph.data_predecessors[launch])
     while stack:
         index = stack.pop()
         if index in members or input_only[index] is False:
             continue
-        if all(after in stable for after in graph.successors[index]):
+        node = graph.nodes[index]
+        if stable.issuperset(graph.successors[index]) and graph.callers.isdisjoint(
+            (*node.writes, *node.mutates)
+        ):
             members.add(index)
             stable.add(index)
-            stack.extend(graph.predecessors[index])
+            stack.extend(graph.data_predecessors[index])
     return LaunchGroup(launch=launch, members=tuple(sorted(members)), waits=waits)

@@ -8,7 +8,11 @@ import sympy
 from attrs import evolve, frozen
 from torch._inductor import ir
 from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
-from torch._inductor.scheduler import FusedSchedulerNode, GroupedSchedulerNode
+from torch._inductor.scheduler import (
+    FusedSchedulerNode,
+    GroupedSchedulerNode,
+    NopKernelSchedulerNode,
+)
 
 from overlap_core.errors import GraphFormatError
 from overlap_core.graph import Node, NodeKind, OverlapGraph
@@ -46,6 +50,7 @@ class AdaptedGraph:
     requests: tuple[CostRequest | None, ...]
     """One a node; None for nodes that cost nothing."""
     comm_buffers: frozenset[str]
+    sizes: SizeReader
 
 
 def adapt(
@@ -132,7 +137,7 @@ def adapt(
         outputs=tuple(n for n in _output_names(inductor_graph) if n in known),
         symbols=sizes.hints(),
     )
-    return AdaptedGraph(graph=graph, requests=tuple(requests), comm_buffers=comm_buffers)
+    return AdaptedGraph(graph=graph, requests=tuple(requests), comm_buffers=comm_buffers, sizes=sizes)
 
 
 def _give_members_sizes(nodes: list[Node], writer: dict[str, int]) -> None:
@@ -190,7 +195,7 @@ def _describe(
         issues_collective=issues,
         origins=_origins(snode),
     )
-    if kind is NodeKind.WAIT or op == MULTI_OUTPUT:
+    if kind is NodeKind.WAIT or op == MULTI_OUTPUT or isinstance(snode, NopKernelSchedulerNode):
         return node, None
     return node, describe_work(snode, node, sizes)
 

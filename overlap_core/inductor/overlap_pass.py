@@ -24,6 +24,7 @@ from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .dependencies import reorder_comm_deps
 from .groups import default_store, is_fake_world, rank_and_world_size
 from .identity import identify
+from .measure import DeviceMeasurer
 from .records import add_record
 
 if TYPE_CHECKING:
@@ -84,10 +85,11 @@ class OverlapPass:
             return snodes
         rank, world_size = world
         adapted, view, groups = self._view(snodes, rank, world_size)
-        outcome = self._agree(view, groups, rank, world_size)
+        measurer = self._measurer(snodes, adapted, view)
+        outcome = self._agree(view, groups, rank, world_size, measurer)
         if outcome is None:
             return snodes
-        notes = (*self.host.notes(), *outcome.notes)
+        notes = (*self.host.notes(), *outcome.notes, *(measurer.notes if measurer else ()))
         add_record(evolve(outcome, notes=notes))
         logger.info(
             "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
@@ -129,12 +131,27 @@ class OverlapPass:
                     groups.add(tuple(range(world_size)))
         return adapted, view, tuple(sorted(groups))
 
+    def _measurer(
+        self,
+        snodes: list[Any],
+        adapted: AdaptedGraph | None,
+        view: RankView,
+    ) -> DeviceMeasurer | None:
+        """Who times this graph. None on every rank or on none but those that cannot take part."""
+        if self.config.costs != "measured" or adapted is None or view.skeleton is None:
+            return None
+        kinds = [node.kind for node in adapted.graph.nodes]
+        return DeviceMeasurer(
+            snodes, adapted.requests, kinds, view.skeleton, adapted.sizes, self.config, self.host
+        )
+
     def _agree(
         self,
         view: RankView,
         groups: Sequence[tuple[int, ...]],
         rank: int,
         world_size: int,
+        measurer: DeviceMeasurer | None,
     ) -> RankOutcome | None:
         """Negotiate; None for a graph without communication, which only says so to its peers."""
         if not self.config.enabled:
@@ -143,7 +160,8 @@ class OverlapPass:
             if not groups:
                 return None
             scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
-            return run_loopback(negotiate(view, scope), scope.index(rank), len(scope))
+            protocol = negotiate(view, scope, measurer if world_size == 1 else None)
+            return run_loopback(protocol, scope.index(rank), len(scope))
         exchange = StoreExchange(
             default_store(), rank, identify(V.graph), self.config.deadline_s
         )
@@ -154,7 +172,7 @@ class OverlapPass:
             scope, why = exchange.find_scope(groups)
             if why:
                 return _kept(rank, why, view, scope)
-            return exchange.run(negotiate(view, scope), scope)
+            return exchange.run(negotiate(view, scope, measurer), scope)
         except TimeoutError as error:
             return _kept(rank, str(error), view)
         finally:

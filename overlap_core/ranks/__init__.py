@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .consensus import reconcile
+from .lockstep import Measurer, agree_on_costs
 from .memory import run_in_memory, run_loopback
 from .messages import Commitment, Proposal, decode_votes, encode_vote
 from .negotiation import Decide, Share, share_distinct
@@ -13,12 +14,14 @@ from .votes import Mode, ModeDecision, Vote
 __all__ = [
     "Commitment",
     "Decide",
+    "Measurer",
     "Mode",
     "ModeDecision",
     "Proposal",
     "Share",
     "StoreExchange",
     "Vote",
+    "agree_on_costs",
     "connected_scopes",
     "decode_votes",
     "encode_vote",

@@ -1,7 +1,7 @@
-"""What replaying an op for a measurement needs."""
+"""Replaying an op for a measurement: arguments, real tensors, timing."""
 
 from __future__ import annotations
 
-from .types import TensorSpec
+from .types import ReplayItem, TensorSpec
 
-__all__ = ["TensorSpec"]
+__all__ = ["ReplayItem", "TensorSpec"]

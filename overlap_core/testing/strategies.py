@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
 from hypothesis import strategies as st
 
+from overlap_core.graph import Node
 from overlap_core.testing._recipes import (
     Collective,
     Compute,
@@ -188,6 +189,18 @@ class RankSet:
     """Ranks that compile one recipe; ranks of other stages never communicate with them."""
     divergence: Divergence
     """How much the ranks of the first stage differ at most; the other stages' are identical."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis shows of a counterexample: one line a node, defaults left out."""
+        lines = [f"RankSet: {self.divergence}, stages {self.stages}"]
+        for graph in self.graphs:
+            lines.append(f"  rank {graph.rank} of {graph.world_size}, outputs {graph.outputs}")
+            for node in graph.nodes:
+                words = [f"{a.name}={getattr(node, a.name)!r}" for a in fields(Node)[1:]]
+                defaults = [f"{a.name}={a.default!r}" for a in fields(Node)[1:]]
+                shown = [w for w, default in zip(words, defaults, strict=True) if w != default]
+                lines.append(f"    {node.name}: {', '.join(shown)}")
+        printer.text("\n".join(lines))
 
 
 @st.composite

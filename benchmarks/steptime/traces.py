@@ -1,0 +1,294 @@
+"""Where a step's time goes, from the kernels of a profile.
+
+All is computed from the device events of a Chrome trace, whose format is the same in all versions
+of torch. A collective's kind comes from its NCCL kernel's name; kernels that carry no kind in their
+name (NCCL's generic one) take that of the stream they run on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from .timing import synchronize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
+
+_MATMUL = re.compile(r"gemm|nvjet|cutlass|matmul|triton_tem|_mm_", re.IGNORECASE)
+_KINDS = (
+    ("gather", re.compile(r"AllGather", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"SendRecv|AllToAll", re.IGNORECASE)),
+    ("reduce", re.compile(r"ReduceScatter|AllReduce|Broadcast|_Reduce_", re.IGNORECASE)),
+)
+
+Intervals = list[tuple[float, float]]
+
+
+@attrs.frozen(kw_only=True)
+class GatherKernel:
+    """One gather kernel; times in µs, from the first event of the profile."""
+
+    start_us: float
+    duration_us: float
+    exposed_us: float
+    stream: int
+
+
+@attrs.frozen(kw_only=True)
+class StepProfile:
+    """Milliseconds of one step, averaged over the profiled ones.
+
+    `compute`, `gather_exposed`, `all_to_all_alone`, `other` and `idle` add up to `step`.
+    """
+
+    step_ms: float
+    """From the first kernel to the last, host lateness included."""
+    compute_ms: float
+    """Some kernel runs that is not NCCL's."""
+    compute_sum_ms: float
+    """The same kernels' times added up."""
+    gather_ms: float
+    """Gather kernels' time added up, waiting for late peers included."""
+    gather_exposed_ms: float
+    """A gather runs, and no compute kernel does."""
+    gather_exposed_beside_all_to_all_ms: float
+    """The part of it in which an all-to-all runs too."""
+    head_exposed_ms: float
+    """The part of it from gathers that start before the step's first matrix product."""
+    all_to_all_ms: float
+    all_to_all_alone_ms: float
+    """An all-to-all runs, and neither compute nor a gather does."""
+    other_ms: float
+    """Only copies, fills or other collectives run."""
+    idle_ms: float
+    """Nothing runs."""
+    gathers: int
+    """Gather kernels in a step."""
+    kernels: int
+    top_compute: tuple[tuple[str, float, int], ...]
+    """Names of kernels with the most time: milliseconds and calls in a step."""
+    gather_kernels: tuple[GatherKernel, ...]
+    """Of all profiled steps, in order of start."""
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Exposed part of gather time, 0 to 1."""
+        return self.gather_exposed_ms / self.gather_ms if self.gather_ms else None
+
+
+def profile_steps(
+    run: Callable[[], object],
+    path: Path,
+    device: torch.device,
+    *,
+    steps: int = 3,
+    host: bool = False,
+    wait_each: bool = False,
+) -> None:
+    """Profile steps into a Chrome trace.
+
+    Args:
+        run: one step.
+        path: of the JSON file to write.
+        device: where it runs.
+        steps: how many are recorded, after two that are not.
+        host: record the host's operators too; that slows the host down.
+        wait_each: wait for the device after each step; else they run back to back.
+    """
+    activities = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    if host or not activities:
+        activities.append(ProfilerActivity.CPU)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=2, active=steps, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    ) as profiler:
+        for index in range(2 + steps):
+            run()
+            if wait_each or index in (1, 1 + steps):
+                synchronize(device)
+            profiler.step()
+
+
+def save_trace(path: Path, target: Path, limit_bytes: int = 16_000_000) -> str:
+    """Compress a trace to `target`; what was done, in words."""
+    packed = gzip.compress(path.read_bytes(), compresslevel=6)
+    if len(packed) >= limit_bytes:
+        return f"trace not kept: {len(packed) / 1e6:.1f} MB"
+    target.write_bytes(packed)
+    return f"{target.name}, {len(packed) / 1e6:.1f} MB"
+
+
+def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
+    """Where the time goes; None for a trace without kernels.
+
+    Args:
+        trace: a Chrome trace as loaded from JSON.
+        steps: how many equal steps it holds.
+    """
+    kernels, copies = [], []
+    for event in trace.get("traceEvents", ()):
+        if event.get("ph") == "X" and event.get("dur") is not None:
+            if event.get("cat") == "kernel":
+                kernels.append(event)
+            elif event.get("cat") in ("gpu_memcpy", "gpu_memset"):
+                copies.append(event)
+    if not kernels:
+        return None
+    kernels.sort(key=lambda event: (float(event["ts"]), float(event["dur"])))
+    kinds = _kinds(kernels)
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for event, kind in zip(kernels, kinds, strict=True):
+        groups[kind].append(event)
+
+    compute = _union(map(_interval, groups["compute"]))
+    gathers = _union(map(_interval, groups["gather"]))
+    all_to_alls = _union(map(_interval, groups["all_to_all"]))
+    gathers_alone = _less(gathers, compute)
+    all_to_all_alone = _less(_less(all_to_alls, compute), gathers)
+    busy = _union([*map(_interval, kernels), *map(_interval, copies)])
+    first, last = busy[0][0], busy[-1][1]
+    accounted = sum(map(_length, (compute, gathers_alone, all_to_all_alone)))
+
+    gather_kernels = tuple(
+        GatherKernel(
+            start_us=round(start - first, 2),
+            duration_us=round(end - start, 2),
+            exposed_us=round(_length(_less([(start, end)], compute)), 2),
+            stream=int(event.get("args", {}).get("stream", -1)),
+        )
+        for event in groups["gather"]
+        for start, end in (_interval(event),)
+    )
+
+    def ms(us: float) -> float:
+        return us / 1e3 / steps
+
+    return StepProfile(
+        step_ms=ms(last - first),
+        compute_ms=ms(_length(compute)),
+        compute_sum_ms=ms(sum(float(event["dur"]) for event in groups["compute"])),
+        gather_ms=ms(sum(float(event["dur"]) for event in groups["gather"])),
+        gather_exposed_ms=ms(_length(gathers_alone)),
+        gather_exposed_beside_all_to_all_ms=ms(
+            _length(gathers_alone) - _length(_less(gathers_alone, all_to_alls))
+        ),
+        head_exposed_ms=ms(_head_exposed_us(gather_kernels, groups["compute"], first, steps)),
+        all_to_all_ms=ms(sum(float(event["dur"]) for event in groups["all_to_all"])),
+        all_to_all_alone_ms=ms(_length(all_to_all_alone)),
+        other_ms=ms(_length(busy) - accounted),
+        idle_ms=ms(last - first - _length(busy)),
+        gathers=len(gather_kernels) // steps,
+        kernels=len(kernels) // steps,
+        top_compute=_top(groups["compute"], steps),
+        gather_kernels=gather_kernels,
+    )
+
+
+def _kinds(kernels: Sequence[Any]) -> list[str]:
+    """`compute`, `gather`, `all_to_all`, `reduce` or `nccl` for each kernel."""
+    kinds = []
+    by_stream: dict[Any, Counter[str]] = defaultdict(Counter)
+    for event in kernels:
+        name = str(event.get("name", ""))
+        kind = "compute"
+        if "nccl" in name.lower():
+            kind = next((kind for kind, words in _KINDS if words.search(name)), "nccl")
+            if kind != "nccl":
+                by_stream[_stream(event)][kind] += 1
+        kinds.append(kind)
+    for index, event in enumerate(kernels):
+        if kinds[index] == "nccl" and (seen := by_stream.get(_stream(event))):
+            kinds[index] = seen.most_common(1)[0][0]
+    return kinds
+
+
+def _head_exposed_us(
+    gathers: Sequence[GatherKernel], compute: Sequence[Any], first: float, steps: int
+) -> float:
+    """Exposed time of the gathers before the first matrix product of each step.
+
+    A step starts with its first gather, which holds if all steps have equally many.
+    """
+    if not gathers or len(gathers) % steps:
+        return 0.0
+    products = [float(e["ts"]) - first for e in compute if _MATMUL.search(str(e["name"]))]
+    each = len(gathers) // steps
+    total = 0.0
+    for step in range(steps):
+        own = gathers[step * each : (step + 1) * each]
+        # A product of the step before may still run when this step's first gather starts.
+        until = next((ts for ts in products if ts >= own[0].start_us + own[0].duration_us), None)
+        total += sum(g.exposed_us for g in own if until is None or g.start_us < until)
+    return total
+
+
+def _top(compute: Sequence[Any], steps: int) -> tuple[tuple[str, float, int], ...]:
+    time_us: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in compute:
+        time_us[event["name"]] += float(event["dur"])  # type: ignore[assignment]
+        calls[event["name"]] += 1
+    return tuple(
+        (name[:120], round(us / 1e3 / steps, 4), calls[name] // steps)
+        for name, us in time_us.most_common(20)
+    )
+
+
+def _stream(event: Any) -> tuple[Any, Any]:
+    return event.get("pid"), event.get("args", {}).get("stream", event.get("tid"))
+
+
+def _interval(event: Any) -> tuple[float, float]:
+    start = float(event["ts"])
+    return start, start + float(event["dur"])
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _less(intervals: Intervals, taken: Intervals) -> Intervals:
+    """What is left of disjoint sorted intervals without other disjoint sorted ones."""
+    left: Intervals = []
+    position = 0
+    for start, end in intervals:
+        while position < len(taken) and taken[position][1] <= start:
+            position += 1
+        at = position
+        while at < len(taken) and taken[at][0] < end:
+            if taken[at][0] > start:
+                left.append((start, taken[at][0]))
+            start = max(start, taken[at][1])
+            at += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def _length(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a Chrome trace."""
+    with path.open(encoding="utf-8") as file:
+        trace: dict[str, Any] = json.load(file)
+    return trace

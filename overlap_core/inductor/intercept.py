@@ -1,0 +1,83 @@
+"""Calling an op without letting it communicate, and noting what it would have issued."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import FakeWork
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["SilentCollectives"]
+
+_TRANSPARENT = frozenset({"aten", "prims", "prim"})
+_BACKENDS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
+_FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+
+
+class SilentCollectives(TorchDispatchMode):
+    """While active, collectives return at once with made-up results; `issued` lists them.
+
+    Point-to-point and barrier ops count. What a peer would have sent stays as it was allocated,
+    so values mean nothing, but shapes, dtypes and the sequence of operations are the real ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.issued: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in _FUNCTIONAL:
+            return self._functional(func, args, kwargs)
+        if func.namespace == "c10d":
+            self.issued.append(str(func))
+            return _c10d_result(func, args)
+        if func.namespace in _TRANSPARENT:
+            return func(*args, **kwargs)
+        # A mode is off inside of itself. Go on below it, so that an op written in Python that
+        # communicates through torch.distributed is heard as well.
+        device = next((t.device.type for t in _tensors((args, kwargs))), "cpu")
+        keys = torch._C.DispatchKeySet(_BACKENDS.get(device, torch._C.DispatchKey.CPU))
+        with self:
+            return func.redispatch(keys, *args, **kwargs)
+
+    def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name == "wait_tensor":
+            return args[0]
+        self.issued.append(str(func))
+        if name.endswith("_out"):
+            return kwargs["out"]
+        if name.endswith("_") or name.endswith("_coalesced_"):
+            return args[0]
+        device = _tensors(args)[0].device
+        meta = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
+        shaped = func(*meta[0], **meta[1])
+        return tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device=device), shaped)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _c10d_result(func: Any, args: tuple[Any, ...]) -> Any:
+    """What a c10d op returns: its output arguments, and a work that is done."""
+    results: list[Any] = []
+    tensors = iter(args)
+    for value in func._schema.returns:
+        if "Work" in str(value.type):
+            results.append(FakeWork().boxed())
+        else:
+            results.append(next(tensors, None))
+    return results[0] if len(results) == 1 else tuple(results)

@@ -1,0 +1,270 @@
+"""What one rank can measure of the graph that is being compiled."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dispatch.python import no_python_dispatcher
+from torch._guards import tracing
+from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
+
+from overlap_core.costs import (
+    Cost,
+    CostSource,
+    TableHeader,
+    load_table,
+    request_digest,
+    save_table,
+)
+from overlap_core.errors import CostTableError, ReplayError
+from overlap_core.graph import NodeKind
+from overlap_core.replay.realize import needed_bytes, realize_arguments
+from overlap_core.replay.timing import LOCKSTEP_ITERATIONS, time_calls
+
+from .bandwidth import calibrate
+from .intercept import SilentCollectives
+from .replays import replay_item
+from .sizes import SizeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from overlap_core.config import OverlapConfig
+    from overlap_core.costs import CostRequest
+    from overlap_core.host import PluginHost
+    from overlap_core.replay import ReplayItem
+    from overlap_core.skeleton import Skeleton
+
+__all__ = ["DeviceMeasurer"]
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceMeasurer:
+    """Measures one graph's nodes, one for each structural key, in the thread that compiles.
+
+    Replays run eagerly, without gradients and outside the enclosing compile's modes; the shape
+    environment is only read.
+    """
+
+    def __init__(
+        self,
+        snodes: Sequence[Any],
+        requests: Sequence[CostRequest | None],
+        kinds: Sequence[NodeKind],
+        skeleton: Skeleton,
+        sizes: SizeReader,
+        config: OverlapConfig,
+        host: PluginHost,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._sizes = sizes
+        self._compute: dict[str, tuple[CostRequest, Any, NodeKind]] = {}
+        self._issuing: dict[str, tuple[CostRequest, Any]] = {}
+        for position, (snode, request) in enumerate(zip(snodes, requests, strict=True)):
+            if request is None:
+                continue
+            key = request_digest(request)
+            if position in skeleton.communication:
+                self._issuing.setdefault(key, (request, snode))
+            else:
+                self._compute.setdefault(key, (request, snode, kinds[position]))
+        self._items: dict[str, ReplayItem] = {}
+        self._parts: dict[str, int] = {}
+        self._refused: dict[str, str] = {}
+        self._header: TableHeader | None = None
+        self.notes: list[str] = []
+        self.seconds = 0.0
+        """Wall time of all measuring so far."""
+
+    def saved(self) -> Mapping[str, Cost]:
+        path = self._config.cost_table_path
+        if path is None:
+            return {}
+        devices = {request.device for request, *_ in self._compute.values()}
+        device = sorted(devices, key=lambda name: (name == "cpu", name))[:1] or ["cpu"]
+        self._header = TableHeader(device=device[0], torch=torch.__version__)
+        try:
+            return load_table(path, self._header)
+        except CostTableError as error:
+            self._header = None  # never overwrite what somebody else measured
+            self.notes.append(f"cost table not used: {error}")
+            logger.warning("cost table not used: %s", error)
+            return {}
+
+    def measure_compute(self, known: Mapping[str, Cost]) -> Mapping[str, Cost]:
+        result: dict[str, Cost] = {}
+        with self._measuring():
+            for key, (request, snode, kind) in sorted(self._compute.items()):
+                if key not in known:
+                    result[key] = self._measure_one(request, snode, kind)
+        return result
+
+    def _measure_one(self, request: CostRequest, snode: Any, kind: NodeKind) -> Cost:
+        try:
+            if isinstance(snode, (FusedSchedulerNode, SchedulerNode)):
+                return self._measure_kernel(request, snode)
+            item = replay_item(snode, self._sizes)
+            args, kwargs = self._arguments(item)
+            if kind is NodeKind.OPAQUE:
+                with SilentCollectives() as silent:
+                    item.call(*args, **kwargs)
+                if silent.issued:
+                    self.notes.append(
+                        f"{item.op_name} communicates inside ({silent.issued[0]}) and is not "
+                        "registered: register_materialize_inputs("
+                        f"{item.op_name!r}, has_internal_collective=True)"
+                    )
+                    return Cost(why=f"it communicates inside ({silent.issued[0]})")
+            return Cost(ns=self._time(item, args, kwargs), source=CostSource.MEASURED)
+        except Exception as error:
+            return Cost(why=f"{type(error).__name__}: {_first_line(error)}")
+
+    def _measure_kernel(self, request: CostRequest, snode: Any) -> Cost:
+        """A kernel that Inductor generates: its own benchmark, or the bandwidth of this device."""
+        static = all(
+            isinstance(dim, int)
+            for shape in (*request.inputs, *request.outputs)
+            for dim in shape
+        )
+        device = snode.get_device()
+        why = "dynamic shapes"
+        if static and device is not None and device.type != "cpu":
+            try:
+                milliseconds, _ = snode.scheduler.benchmark_fused_nodes(snode.get_nodes())
+                if 0 < milliseconds < float("inf"):
+                    return Cost(ns=round(milliseconds * 1e6), source=CostSource.MEASURED)
+                why = f"Inductor's benchmark gave {milliseconds} ms"
+            except Exception as error:
+                why = f"Inductor's benchmark failed: {_first_line(error)}"
+        elif device is not None and device.type == "cpu":
+            why = "Inductor cannot benchmark kernels for the CPU alone"
+        read, write = request.read_bytes, request.write_bytes
+        if read is None or write is None or device is None:
+            return Cost(why=why)
+        model = calibrate(str(device))
+        return Cost(
+            ns=model.time_ns(read + write),
+            source=CostSource.ANALYTICAL,
+            why=f"{why}; {model.describe()}",
+        )
+
+    def offer(self, known: Mapping[str, Cost]) -> Sequence[str]:
+        offered = []
+        with self._measuring():
+            for key, (_, snode) in sorted(self._issuing.items()):
+                if key in known:
+                    continue
+                try:
+                    item = replay_item(snode, self._sizes)
+                    self._arguments(item)
+                    self._items[key] = item
+                    offered.append(key)
+                except Exception as error:
+                    self._refused[key] = f"{type(error).__name__}: {_first_line(error)}"
+        return offered
+
+    def rehearse(self, key: str) -> str:
+        item = self._items[key]
+        with self._measuring():
+            args, kwargs = self._arguments(item)
+            with SilentCollectives() as silent:
+                self._call(item, args, kwargs)
+            if self._issuing[key][0].kind == NodeKind.OPAQUE:
+                with SilentCollectives():
+                    self._parts[key] = self._time(item, args, kwargs)
+        return " ".join(silent.issued)
+
+    def refused(self) -> Mapping[str, str]:
+        return self._refused
+
+    def compute_part_ns(self, key: str) -> int | None:
+        return self._parts.get(key)
+
+    def replay(self, key: str) -> int:
+        item = self._items[key]
+        with self._measuring():
+            args, kwargs = self._arguments(item)
+            return self._time(item, args, kwargs, iterations=LOCKSTEP_ITERATIONS)
+
+    def save(self, table: Mapping[str, Cost]) -> None:
+        path = self._config.cost_table_path
+        if path is not None and self._header is not None:
+            try:
+                save_table(path, self._header, table)
+            except CostTableError as error:
+                self.notes.append(f"cost table not saved: {error}")
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """The eager world: no gradients, no fake tensors, no tracing context. Time is added up.
+
+        The Python dispatcher, which is on while Inductor lowers, keeps the interpreter's lock
+        while an op runs; a wait for gloo, whose threads need the lock, would never end.
+        """
+        start = time.perf_counter()
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        try:
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=devices),
+                unset_fake_temporarily(),
+                tracing(None),
+                no_python_dispatcher(),
+            ):
+                yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def _arguments(self, item: ReplayItem) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        needed, limit = needed_bytes(item), self._config.max_replay_bytes
+        if needed > limit:
+            raise ReplayError(
+                f"its arguments take {needed} bytes, more than max_replay_bytes={limit}"
+            )
+        return realize_arguments(item, self._host.materialize, self._host.realize_tensor)
+
+    def _time(
+        self,
+        item: ReplayItem,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        iterations: int | None = None,
+    ) -> int:
+        device = _device_of(args, kwargs)
+        return time_calls(
+            lambda: self._call(item, args, kwargs),
+            device,
+            iterations=iterations,
+            hold=_hold if device.startswith("cuda") else None,
+        )
+
+    @staticmethod
+    def _call(item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the op and wait for what it issued."""
+        result = item.call(*args, **kwargs)
+        if item.op_name.startswith("_c10d_functional::"):
+            for value in result if isinstance(result, (tuple, list)) else [result]:
+                torch.ops._c10d_functional.wait_tensor(value)
+        return result
+
+
+def _device_of(args: Any, kwargs: Any) -> str:
+    leaves = tree_leaves((args, kwargs))
+    return next((str(leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor)), "cpu")
+
+
+def _hold() -> None:
+    """About two milliseconds of an idle kernel, in which the host queues what is timed."""
+    torch.cuda._sleep(4_000_000)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]
