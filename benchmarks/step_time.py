@@ -103,6 +103,7 @@ def _options() -> argparse.Namespace:
     add("--dump", type=Path, help="folder for graphs and costs that overlap_core saw")
     add("--timeout", type=float, default=120, help="of process groups, in seconds")
     add("--deadline", type=float, default=460, help="seconds after which ranks show stacks and end")
+    add("--phase-limit", type=float, default=180, help="the same for one contender's compile")
     return parser.parse_args()
 
 
@@ -171,7 +172,7 @@ class Bench:
         for group in (self.mesh.get_group(), self.group):
             own = torch.ones(self.control.world_size, device=self.device)
             dist.all_reduce(own, group=group)
-            dist.all_gather_into_tensor(own, own[:1].clone(), group=group)
+            dist.all_gather(list(torch.empty_like(own).split(1)), own[:1].clone(), group=group)
             dist.all_to_all_single(torch.empty_like(own), own, group=group)
         synchronize(self.device)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.scratch / "inductor")
@@ -205,7 +206,9 @@ class Bench:
                 results[label].rounds.append(one)
                 results[label].summary = summarize(results[label].rounds)
                 self.lines.write("round", tokens=config.tokens, contender=label, round=one)
-            control.say(f"{title}: round {number + 1} of {options.repeats}")
+            times = ", ".join(f"{label} {r.rounds[-1].back_to_back_ms:.2f}"
+                              for label, r in results.items() if r.rounds)
+            control.say(f"round {number + 1} of {options.repeats}, ms back to back: {times}")
         for label, run in runs.items():
             result = results[label]
             own_bytes = result.peak_bytes or 0
@@ -242,6 +245,7 @@ class Bench:
         earlier = overlap_core.reports()
         error, run = "", None
         start = time.perf_counter()
+        control.limit(self.options.phase_limit)
         try:
             if self.options.cold:
                 folder = self.scratch / f"inductor{config.tokens}-{abs(hash(contender.label))}"
@@ -270,6 +274,7 @@ class Bench:
 
                 traceback.print_exc()
         why = control.agree(phase, error)
+        control.limit(None)
         reports = reports_since(earlier)
         for number, report in enumerate(reports):
             result.pass_note = describe(report)
@@ -284,12 +289,18 @@ class Bench:
             self.lines.write("failed", tokens=config.tokens, contender=contender.label, why=why)
             return None
         result.compile_s = control.largest([result.compile_s or 0.0])[0]
-        control.say(f"{phase}: compiled in {result.compile_s:.1f} s. {result.pass_note}")
+        # A first look, so that a run that ends early has said something of what it got through.
+        look = time_round(run, min(5, self.options.steps), self.device, control)
+        control.say(
+            f"{phase}: compiled in {result.compile_s:.1f} s, {look.back_to_back_ms:.2f} ms back to "
+            f"back, {look.synchronized_ms:.2f} ms synchronized. {result.pass_note}"
+        )
         self.lines.write(
             "compiled",
             tokens=config.tokens,
             contender=contender.label,
             seconds=result.compile_s,
+            first_look=look,
             note=result.pass_note,
         )
         return run

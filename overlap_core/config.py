@@ -24,11 +24,12 @@ def _at_least(low: float) -> Any:
     def check(instance: object, attribute: Attribute[Any], value: float | None) -> None:
         if value is None and attribute.default is None:
             return
+        number: object = value
         if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-            or value < low
+            isinstance(number, bool)
+            or not isinstance(number, (int, float))
+            or not math.isfinite(number)
+            or number < low
         ):
             raise ConfigError(
                 f"OverlapConfig({attribute.name}={value!r}): expected a number of at least {low}"
@@ -95,7 +96,7 @@ class OverlapConfig:
     max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
     """Most bytes of gathered weights between launch and wait on one rank; None: no bound."""
     costs: str = field(default="measured", validator=_is_one_of("measured", "analytical"))
-    """`measured` times ops once for each structural key while compiling; `analytical` never does."""
+    """`measured` times each kind of op once while compiling; `analytical` never times anything."""
     cost_table_path: str | None = field(default=None, validator=_is_path)
     """File in which measured costs are kept for the next start; None: nowhere."""
     max_replay_bytes: int = field(default=1 << 30, validator=_at_least(0))

@@ -115,7 +115,6 @@ def run_both_ways(
 
 def check(results: list[Seen], *modes: str) -> None:
     """All ranks agree, and each graph ended in the given mode."""
-    mode = modes[0]
     for seen in results:
         assert seen.modes == modes, seen.whys
         assert seen.outputs_equal

@@ -149,6 +149,11 @@ class Control:
         """Seconds since this rank joined."""
         return time.monotonic() - self._start
 
+    def limit(self, seconds: float | None) -> None:
+        """End this process, showing all stacks, in so many seconds; None: at the deadline."""
+        left = max(1.0, self._deadline_s - self.elapsed_s)
+        faulthandler.dump_traceback_later(left if seconds is None else min(left, seconds), exit=True)
+
     def say(self, text: str) -> None:
         """Print a line on rank 0, at once."""
         if self.rank == 0:

@@ -54,7 +54,8 @@ def _print_table(found: Sequence[PluginInfo]) -> None:
     from rich.table import Table
 
     table = Table("plugin", "version", "from", "hooks", title="Plugins in calling order")
-    table.columns[0].overflow = "fold"
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
+    table.columns[2].overflow = "fold"
     for plugin in found:
         table.add_row(plugin.name, plugin.version, _kind(plugin), "\n".join(plugin.hooks))
     Console(markup=False, highlight=False).print(table)

@@ -100,6 +100,6 @@ def save_table(
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
-        os.replace(name, target)
+        Path(name).replace(target)
     except OSError as error:
         raise CostTableError(f"{path}: cannot be written: {error}") from error

@@ -137,7 +137,9 @@ def adapt(
         outputs=tuple(n for n in _output_names(inductor_graph) if n in known),
         symbols=sizes.hints(),
     )
-    return AdaptedGraph(graph=graph, requests=tuple(requests), comm_buffers=comm_buffers, sizes=sizes)
+    return AdaptedGraph(
+        graph=graph, requests=tuple(requests), comm_buffers=comm_buffers, sizes=sizes
+    )
 
 
 def _give_members_sizes(nodes: list[Node], writer: dict[str, int]) -> None:
@@ -151,9 +153,7 @@ def _give_members_sizes(nodes: list[Node], writer: dict[str, int]) -> None:
             dtypes.setdefault(parent, []).extend(node.dtypes)
     for parent, found in sizes.items():
         if nodes[parent].kind in (NodeKind.OPAQUE, NodeKind.COLLECTIVE):
-            nodes[parent] = evolve(
-                nodes[parent], sizes=tuple(found), dtypes=tuple(dtypes[parent])
-            )
+            nodes[parent] = evolve(nodes[parent], sizes=tuple(found), dtypes=tuple(dtypes[parent]))
 
 
 def find_group_ranks(snodes: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
@@ -219,9 +219,7 @@ def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
     return NodeKind.COMPUTE, str(kernel) if kernel else type(inner).__name__
 
 
-def _outputs(
-    snode: Any, sizes: SizeReader
-) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
+def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
     """Sizes and dtypes of what the node makes; of an in-place collective, of what it changes."""
     buffers = [output.node for output in snode.get_outputs()]
     layouts = [getattr(buffer, "layout", None) for buffer in buffers]
@@ -249,9 +247,7 @@ def _group_name(inner: Any, groups: GroupResolver) -> str | None:
     return None
 
 
-def _collective_bytes(
-    snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | None
-) -> int | None:
+def _collective_bytes(snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | None) -> int | None:
     """Bytes of a collective's result on this rank."""
     inner = snode.node
     total = 0

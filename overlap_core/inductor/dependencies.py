@@ -86,4 +86,3 @@ def comm_buffer_names(snodes: Iterable[Any]) -> frozenset[str]:
         if is_collective_kernel(snode) or is_wait_kernel(snode)
         for name in snode.get_buffer_names()
     )
-

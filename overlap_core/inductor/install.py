@@ -148,7 +148,7 @@ def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, An
 
 def _watch_compiles() -> None:
     """Route `compile_fx` through `_compile_with_overlap`, once for the process."""
-    global _original_compile_fx
+    global _original_compile_fx  # noqa: PLW0603  one patch of one process
     with _lock:
         if _original_compile_fx is not None:
             return

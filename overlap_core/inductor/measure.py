@@ -30,7 +30,6 @@ from overlap_core.replay.timing import LOCKSTEP_ITERATIONS, time_calls
 from .bandwidth import calibrate
 from .intercept import SilentCollectives
 from .replays import replay_item
-from .sizes import SizeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from overlap_core.host import PluginHost
     from overlap_core.replay import ReplayItem
     from overlap_core.skeleton import Skeleton
+
+    from .sizes import SizeReader
 
 __all__ = ["DeviceMeasurer"]
 
@@ -130,9 +131,7 @@ class DeviceMeasurer:
     def _measure_kernel(self, request: CostRequest, snode: Any) -> Cost:
         """A kernel that Inductor generates: its own benchmark, or the bandwidth of this device."""
         static = all(
-            isinstance(dim, int)
-            for shape in (*request.inputs, *request.outputs)
-            for dim in shape
+            isinstance(dim, int) for shape in (*request.inputs, *request.outputs) for dim in shape
         )
         device = snode.get_device()
         why = "dynamic shapes"

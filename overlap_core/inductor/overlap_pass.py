@@ -162,9 +162,7 @@ class OverlapPass:
             scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
             protocol = negotiate(view, scope, measurer if world_size == 1 else None)
             return run_loopback(protocol, scope.index(rank), len(scope))
-        exchange = StoreExchange(
-            default_store(), rank, identify(V.graph), self.config.deadline_s
-        )
+        exchange = StoreExchange(default_store(), rank, identify(V.graph), self.config.deadline_s)
         try:
             if not groups and not view.fault:
                 exchange.publish_scope(())
@@ -217,5 +215,3 @@ def _kept(
         fingerprint="" if view is None else view.vote.fingerprint,
         graph=graph,
     )
-
-

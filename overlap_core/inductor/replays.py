@@ -37,14 +37,14 @@ def replay_item(snode: Any, sizes: SizeReader) -> ReplayItem:
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
     kwargs = {key: value for key, value in kwargs.items() if key not in names[: len(args)]}
     call: Any = overload
-    if overload._schema.overload_name == "out" or any(
+    writes_out = any(
         argument.alias_info is not None and argument.kwarg_only
         for argument in overload._schema.arguments
-    ):
+    )
+    if writes_out and overload.namespace != "_c10d_functional":
         # The kernel writes into a buffer that Inductor allocates; the plain op makes its own.
-        if overload.namespace != "_c10d_functional":
-            call = overload.overloadpacket
-            kwargs = {key: value for key, value in kwargs.items() if key != "out"}
+        call = overload.overloadpacket
+        kwargs = {key: value for key, value in kwargs.items() if key != "out"}
     return ReplayItem(
         op_name=overload._schema.name,
         call=call,

@@ -117,4 +117,4 @@ def has_config_key(key: str) -> bool:
     """Whether Inductor's configuration of this torch knows a key."""
     import torch._inductor.config as inductor_config
 
-    return key in inductor_config.get_config_copy()  # type: ignore[attr-defined]
+    return key in inductor_config.get_config_copy()

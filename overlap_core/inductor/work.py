@@ -55,9 +55,7 @@ def describe_work(snode: Any, node: Node, sizes: SizeReader) -> CostRequest:
     )
 
 
-def _inputs(
-    snode: Any, sizes: SizeReader
-) -> tuple[list[tuple[Dim, ...]], list[str], int | None]:
+def _inputs(snode: Any, sizes: SizeReader) -> tuple[list[tuple[Dim, ...]], list[str], int | None]:
     """Shapes, dtypes and total bytes of what is read: extern inputs in order, else buffers."""
     values = getattr(snode.node, "inputs", None)
     if not values:

@@ -107,7 +107,9 @@ def agree_on_costs(measurer: Measurer, index: int) -> Protocol[dict[str, Cost]]:
     ]
     agreed: dict[str, Cost] = {}
     for key in common:
-        agreed[key] = _together([a["times"][key] for a in answers], [a["inside"][key] for a in answers])
+        agreed[key] = _together(
+            [a["times"][key] for a in answers], [a["inside"][key] for a in answers]
+        )
     for key in sorted(set(answers[0]["own"]).intersection(*(a["own"] for a in answers[1:]))):
         agreed[key] = evolve(own[key], ns=max(answer["own"][key] for answer in answers))
     refused = {key: Cost(why=why) for key, why in measurer.refused().items()}

@@ -1,4 +1,4 @@
-"""From specifications to real arguments: right shape, stride, dtype and device, plausible values."""
+"""From specifications to real arguments: right shape, stride, dtype, device, plausible values."""
 
 from __future__ import annotations
 

@@ -72,4 +72,5 @@ def _time_on_gpu(
             call()
         end.record()
         end.synchronize()
-        return round(start.elapsed_time(end) * 1e6 / iterations)
+        total_ms: float = start.elapsed_time(end)
+        return round(total_ms * 1e6 / iterations)

@@ -8,25 +8,17 @@ whether the keys were known or made from the graph.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, resolve_types
-from cattrs import Converter, transform_error
-from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+from attrs import evolve
 
-from overlap_core.costs import Cost, CostRequest, CostSource, Dim
 from overlap_core.errors import ReportFileError
-from overlap_core.graph import OverlapGraph, Size, graph_from_json, graph_to_json
-from overlap_core.outcome import GatherOutcome
-from overlap_core.ranks import Mode, Vote
-from overlap_core.skeleton import SkeletonEntry
+from overlap_core.graph import graph_from_json, graph_to_json
 
+from .converter import check_width, structure, unstructure
 from .costs import CostEntry, cost_entries
-from .report import Report, Section
+from .report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,31 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["FILE_VERSION", "load_report", "report_from_json", "report_to_json", "save_report"]
 
 FILE_VERSION = 1
-_MOST_BITS = 63
-_BY_HAND = ("graph", "costs", "requests")
-"""Attributes that the file holds in another form."""
-_TYPES: dict[str, Any] = {
-    "Any": Any,
-    "Cost": Cost,
-    "CostRequest": CostRequest,
-    "GatherOutcome": GatherOutcome,
-    "Mapping": Mapping,
-    "Mode": Mode,
-    "OverlapGraph": OverlapGraph,
-    "SkeletonEntry": SkeletonEntry,
-    "Vote": Vote,
-}
-"""What annotations name that their own modules import for type checkers only."""
-T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
 
 
 def report_to_json(report: RankOutcome) -> dict[str, Any]:
     """The report as JSON data."""
     report = Report.of(report)
-    data: dict[str, Any] = {"version": FILE_VERSION, **_converter.unstructure(report)}
+    data: dict[str, Any] = {"version": FILE_VERSION, **unstructure(report)}
     data["keys_from_graph"] = not report.requests
-    data["costs"] = _converter.unstructure(cost_entries(report), tuple[CostEntry, ...])
+    data["costs"] = [unstructure(entry) for entry in cost_entries(report)]
     data["graph"] = None if report.graph is None else graph_to_json(report.graph)
     return data
 
@@ -128,10 +103,10 @@ def _from_json(data: object) -> Report:
             raise ValueError(f"the key {key!r} is missing")
     plain = rest.pop("graph")
     graph = None if plain is None else graph_from_json(plain, "graph")
-    entries = _structure(rest.pop("costs"), tuple[CostEntry, ...], "costs")
-    from_graph = _structure(rest.pop("keys_from_graph"), bool, "keys_from_graph")
+    entries = structure(rest.pop("costs"), tuple[CostEntry, ...], "costs")
+    from_graph = structure(rest.pop("keys_from_graph"), bool, "keys_from_graph")
     spread = _spread(entries, from_graph)
-    report = evolve(_structure(rest, Report), graph=graph, **spread)
+    report = evolve(structure(rest, Report), graph=graph, **spread)
     _check(report)
     return report
 
@@ -171,114 +146,9 @@ def _check(report: Report) -> None:
                 raise ValueError(f"{key}[{position}]: the graph has no node {name!r}")
 
 
-def _structure(value: object, target: type[T], place: str = "") -> T:
-    try:
-        return _converter.structure(value, target)
-    except BaseValidationError as error:
-        reasons = transform_error(error, path=place, format_exception=_say)
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        reason, _, where = reasons[0].rpartition(" @ ")
-        where = where.lstrip(".")
-        raise ValueError(f"{where}: {reason}{more}" if where else f"{reason}{more}") from None
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}" if place else str(error)) from None
-
-
-def _say(error: BaseException, _: type | None) -> str:
-    if isinstance(error, KeyError):
-        return "this key is missing"
-    if isinstance(error, ForbiddenExtraKeysError):
-        return f"unknown key {min(error.extra_fields)!r}"
-    return str(error)
-
-
-def _check_width(value: T) -> T:
-    """Times and bytes beyond this are damage, and would overflow where they are shown."""
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise ValueError(f"a number of more than 64 bits: {value!s:.12}...")
-    return value
-
-
 def _parse_int(text: str) -> int:
-    return _check_width(int(text))
+    return check_width(int(text))
 
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _strict(kind: type[T]) -> Any:
-    """Take a value only if it is of the type already; JSON has no need for conversions."""
-
-    def structure(value: object, _: object) -> T:
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return _check_width(value) if kind is int else value
-        raise ValueError(f"expected {kind.__name__}, got {value!r:.60}")
-
-    return structure
-
-
-def _structure_enum(value: object, target: type[E]) -> E:
-    """Text enums are text too, so without this they would be taken for it."""
-    try:
-        return target(cast("str", value))
-    except ValueError:
-        raise ValueError(f"expected one of {', '.join(target)}, got {value!r:.60}") from None
-
-
-def _structure_size(value: object, _: object) -> Size:
-    if isinstance(value, (int, str)) and not isinstance(value, bool):
-        return value
-    raise ValueError(f"expected a size, got {value!r:.60}")
-
-
-def _structure_dim(value: object, _: object) -> Dim:
-    match value:
-        case bool():
-            pass
-        case int():
-            return value
-        case ["~", None | int() as hint] if not isinstance(hint, bool):
-            return ("~", hint)
-    raise ValueError(f'expected an integer or ["~", hint], got {value!r:.60}')
-
-
-def _structure_content(value: object, _: object) -> Mapping[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"expected an object, got {value!r:.60}")
-
-
-def _make_converter() -> Converter:
-    converter = Converter(forbid_extra_keys=True)
-
-    def structure_tuple(value: object, target: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise ValueError(f"expected a list, got {value!r:.60}")
-        return tuple(converter.structure(value, list[target.__args__[0]]))
-
-    for kind in (int, str, bool):
-        converter.register_structure_hook(kind, _strict(kind))
-    for enum in (Mode, CostSource):
-        converter.register_structure_hook(enum, _structure_enum)
-    converter.register_structure_hook_func(lambda t: t == Size, _structure_size)
-    converter.register_structure_hook_func(lambda t: t == Dim, _structure_dim)
-    converter.register_structure_hook_func(
-        lambda t: getattr(t, "__origin__", None) is tuple, structure_tuple
-    )
-    converter.register_structure_hook_func(lambda t: t == Mapping[str, Any], _structure_content)
-    for cls in (Report, Section, CostEntry):
-        resolve_types(cls, localns=_TYPES)
-    omitted = {name: override(omit=True) for name in _BY_HAND}
-    converter.register_structure_hook(
-        Report,
-        make_dict_structure_fn(Report, converter, _cattrs_forbid_extra_keys=True, **omitted),  # type: ignore[arg-type]
-    )
-    converter.register_unstructure_hook(
-        Report,
-        make_dict_unstructure_fn(Report, converter, **omitted),  # type: ignore[arg-type]
-    )
-    return converter
-
-
-_converter = _make_converter()

@@ -321,6 +321,8 @@ class _Builder:
             group=item.group,
             dims=item.sizes,
         )
+        if in_place:  # nobody may touch it until its wait
+            self.activations = [name for name in self.activations if name != source]
         buffers = (source,) if in_place else (made,)
         self.pending.append(_Pending(buffers=buffers, in_place=in_place))
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from overlap_core import NodeKind, fingerprint
+from overlap_core.config import OverlapConfig
 from overlap_core.graph import first_violation
 from overlap_core.host import PluginHost
-from overlap_core.config import OverlapConfig
 from overlap_core.placement import build_frame, rebuild_order
 from overlap_core.skeleton import Skeleton, build_skeleton
 
@@ -207,9 +207,7 @@ def _(x: torch.Tensor, group: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_opaque_ops_are_told_by_registration(
-    capture: Any, gather: Any, x: torch.Tensor
-) -> None:
+def test_opaque_ops_are_told_by_registration(capture: Any, gather: Any, x: torch.Tensor) -> None:
     import overlap_core as oc
 
     oc.register_materialize_inputs("overlap_tests::talks", has_internal_collective=True)
@@ -297,7 +295,6 @@ def test_grouped_nodes_are_refused_by_name(capture: Any, gather: Any, x: torch.T
 
     [found] = capture(lambda x, w: x @ gather(w), x, *shards(1), look=group)
     assert "enforce_comm_ordering_for_fsdp" in found.seen
-
 
 
 @pytest.mark.parametrize("cast", [False, True])

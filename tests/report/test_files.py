@@ -360,6 +360,15 @@ def test_a_missing_file_and_an_unwritable_one(tmp_path: Path) -> None:
         example_report().save(tmp_path / "none" / "report.json")
 
 
+SKELETON: dict[str, Any] = {
+    **{key: [] for key in ("sizes", "dtypes", "groups", "group_sizes", "comparable")},
+    "ordinal": 0,
+    "op": "x",
+    "weight_gather": True,
+    "node": "nobody",
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -371,6 +380,9 @@ def test_a_missing_file_and_an_unwritable_one(tmp_path: Path) -> None:
         ({"speed": 3}, "unknown key 'speed'"),
         ({"rank": None, "legal": None}, r"rank: expected int, got None \(and 1 more\)"),
         ({"gathers": [{}]}, r"gathers\[0\].name: this key is missing \(and 7 more\)"),
+        ({"scope": [True]}, r"scope\[0\]: exp"),
+        ({"skeleton": [SKELETON | {"sizes": [[None]]}]}, r"sizes\[0\]\[0\]: expected a size"),
+        ({"skeleton": [SKELETON]}, r"skeleton\[0\]: the graph has no node 'nobody'"),
         ({"order": ["gather0"]}, "order: not the names of all nodes of the graph, each once"),
         ({"collectives": ["x"]}, r"collectives\[0\]: the graph has no node 'x'"),
         ({"graph": None}, "graph: missing, while there is an order of its nodes"),
@@ -434,3 +446,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         path.write_text(text[:length])
         with pytest.raises(ReportFileError):
             load_report(path)
+
+
+def test_costs_of_other_nodes_are_refused() -> None:
+    data = json.loads(GOLDEN.read_text())
+    data["costs"] = [{**data["costs"][0], "nodes": [0, 1]}]
+    with pytest.raises(ReportFileError, match="costs: of 2 nodes; the graph has 11"):
+        report_from_json(data)

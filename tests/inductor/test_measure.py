@@ -1,0 +1,159 @@
+"""Measuring inside a compile: what is replayed, and that nothing is left behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+import overlap_core as oc
+from overlap_core.inductor.intercept import SilentCollectives
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PASSES = "reorder_for_compute_comm_overlap_passes"
+
+
+class Stop(BaseException):
+    """Ends a compile behind the pass."""
+
+
+@pytest.fixture
+def real_world() -> Iterator[None]:
+    """One rank with a real process group, so that replays run."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gather(shard: torch.Tensor) -> torch.Tensor:
+    launched = torch.ops._c10d_functional.all_gather_into_tensor(shard, 1, "0")
+    return torch.ops._c10d_functional.wait_tensor(launched)
+
+
+def compile_only(fn: Any, *args: Any, look: Any = None, **config: Any) -> dict[str, Any]:
+    """Costs by op of one compile that ends behind the pass."""
+
+    def stop(snodes: list[Any]) -> list[Any]:
+        if look is not None:
+            look()
+        raise Stop
+
+    options = oc.inductor_options(oc.OverlapConfig(**config))
+    options[PASSES].append(stop)
+    with pytest.raises(Stop), torch.no_grad():
+        torch.compile(fn, fullgraph=True, options=options)(*args)
+    report = oc.reports()[-1]
+    assert report.graph is not None
+    # A report of a pass that is switched off has no costs.
+    return {n.op: c for n, c in zip(report.graph.nodes, report.costs, strict=False)}
+
+
+def dynamic_model(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.sin(torch.cat([x, x[1:]]) @ gather(w)) @ gather(v)
+
+
+def test_profiling_adds_no_guard(real_world: None) -> None:
+    """The guards with measured costs are those with the pass switched off."""
+    from torch._inductor.virtualized import V
+
+    found: list[list[str]] = []
+
+    def look() -> None:
+        environment = V.graph.sizevars.shape_env
+        found.append([str(guard.expr) for guard in environment.guards])
+
+    x, w, v = torch.randn(24, 32), torch.randn(32, 32), torch.randn(32, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    for config in ({"enabled": False}, {"costs": "measured"}):
+        torch._dynamo.reset()
+        compile_only(dynamic_model, x, w, v, look=look, **config)
+    assert found[0] == found[1]
+    assert oc.reports()[-1].committed
+
+
+def test_profiling_leads_to_no_recompile_for_a_second_shape(real_world: None) -> None:
+    counters.clear()
+    w, v = torch.randn(32, 32), torch.randn(32, 32)
+    compiled = torch.compile(
+        dynamic_model, fullgraph=True, dynamic=True, options=oc.inductor_options()
+    )
+    for rows in (24, 40, 7):
+        x = torch.randn(rows, 32)
+        torch.testing.assert_close(compiled(x, w, v), dynamic_model(x, w, v))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert len(oc.reports()) == 1
+    counters.clear()
+
+
+def test_the_users_random_state_is_untouched(real_world: None) -> None:
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    compile_only(lambda x, w: x @ gather(w), torch.ones(8, 8), torch.ones(8, 8))
+    torch.testing.assert_close(torch.randn(4), expected, rtol=0, atol=0)
+
+
+def scaled(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    product = torch.ops.aten._scaled_mm(x, y, scale, scale, out_dtype=torch.bfloat16)
+    return product.float() @ gather(w)
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_float8_is_measured_with_its_plugin_and_analytical_without(
+    real_world: None, plugin: bool
+) -> None:
+    pytest.importorskip("overlap_float8_replay")
+    x = torch.randn(32, 32).to(torch.float8_e4m3fn)
+    y = torch.randn(32, 32).to(torch.float8_e4m3fn).t()
+    disabled = () if plugin else ("float8_replay",)
+    costs = compile_only(
+        scaled, x, y, torch.ones(()), torch.randn(32, 32), disable_plugins=disabled
+    )
+    [cost] = [cost for op, cost in costs.items() if "_scaled_mm" in op]
+    if plugin:
+        assert str(cost.source) == "measured", cost
+    else:
+        assert str(cost.source) != "measured"
+        assert "overlap-float8-replay" in cost.why
+
+
+@torch.library.custom_op("overlap_measure_tests::hidden", mutates_args=())
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    """Communicates without telling anybody."""
+    out = x.clone()
+    dist.all_reduce(out)
+    return out
+
+
+@hidden.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_op_that_hides_communication_is_noticed(real_world: None) -> None:
+    costs = compile_only(lambda x, w: hidden(x) @ gather(w), torch.ones(8, 8), torch.ones(8, 8))
+    [cost] = [cost for op, cost in costs.items() if "hidden" in op]
+    assert "communicates inside" in cost.why
+    [note] = [note for note in oc.reports()[-1].notes if "hidden" in note]
+    assert "register_materialize_inputs('overlap_measure_tests::hidden'" in note
+
+
+def test_nothing_is_sent_while_collectives_are_silent(real_world: None) -> None:
+    x = torch.arange(4.0)
+    with SilentCollectives() as silent:
+        gather(x)
+        torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+        )
+        dist.all_reduce(x)
+        dist.barrier()
+        hidden(x)
+    ops = " ".join(silent.issued)
+    for name in ("all_gather_into_tensor", "all_reduce", "allreduce_", "barrier"):
+        assert name in ops
+    assert sum("allreduce_" in op for op in silent.issued) == 2
