@@ -10,6 +10,7 @@ beside this file for what is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -29,7 +30,7 @@ from steptime.contenders import (
     configure_torch,
     parse_contenders,
 )
-from steptime.dumps import describe, dump, reports_since
+from steptime.dumps import describe, dump
 from steptime.ranks import Control, first_line, gated_compiles, join, launch
 from steptime.tables import Lines, Result, print_tables
 from steptime.timing import peak_bytes, summarize, synchronize, time_round
@@ -176,7 +177,8 @@ class Bench:
             dist.all_to_all_single(torch.empty_like(own), own, group=group)
         synchronize(self.device)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.scratch / "inductor")
-        torch.compile(lambda x: (x.sin() + 1).sum())(torch.ones(64, 64, device=self.device))
+        with contextlib.suppress(Exception):  # the contenders will say what is wrong
+            torch.compile(lambda x: (x.sin() + 1).sum())(torch.ones(64, 64, device=self.device))
         torch.compiler.reset()
         synchronize(self.device)
         self.control.barrier()
@@ -206,8 +208,11 @@ class Bench:
                 results[label].rounds.append(one)
                 results[label].summary = summarize(results[label].rounds)
                 self.lines.write("round", tokens=config.tokens, contender=label, round=one)
-            times = ", ".join(f"{label} {r.rounds[-1].back_to_back_ms:.2f}"
-                              for label, r in results.items() if r.rounds)
+            times = ", ".join(
+                f"{label} {r.rounds[-1].back_to_back_ms:.2f}"
+                for label, r in results.items()
+                if r.rounds
+            )
             control.say(f"round {number + 1} of {options.repeats}, ms back to back: {times}")
         for label, run in runs.items():
             result = results[label]
@@ -242,7 +247,7 @@ class Bench:
             result.failed = "skipped: no time left before the deadline"
             return None
         phase = f"{config.tokens}/{contender.label}"
-        earlier = overlap_core.reports()
+        n_reports = len(overlap_core.reports())
         error, run = "", None
         start = time.perf_counter()
         control.limit(self.options.phase_limit)
@@ -251,6 +256,7 @@ class Bench:
                 folder = self.scratch / f"inductor{config.tokens}-{abs(hash(contender.label))}"
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
             built = models.build(contender)
+            control.pass_gate(phase, "built")
             result.peak_bytes = built.own_bytes  # until the peak is measured
             synchronize(self.device)
             start = time.perf_counter()
@@ -265,8 +271,8 @@ class Bench:
             for _ in range(2):
                 run()
             synchronize(self.device)
-        except SkippedError as why:
-            error = f"skipped: {why}"
+        except SkippedError as skipped:
+            error = f"skipped: {skipped}"
         except Exception as failure:
             error = first_line(failure)
             if control.rank == 0 and os.environ.get("STEP_TIME_TRACEBACKS"):
@@ -275,7 +281,7 @@ class Bench:
                 traceback.print_exc()
         why = control.agree(phase, error)
         control.limit(None)
-        reports = reports_since(earlier)
+        reports = overlap_core.reports()[n_reports:]
         for number, report in enumerate(reports):
             result.pass_note = describe(report)
             if self.options.dump:
@@ -283,8 +289,7 @@ class Bench:
                 name = f"{plain}.{config.tokens}.rank{control.rank}.{number}"
                 dump(report, self.options.dump, name)
         if why:
-            skipped = why.startswith("rank 0: skipped: ")
-            result.failed = why.partition("; ")[0].removeprefix("rank 0: ") if skipped else why
+            result.failed = why
             control.say(f"{phase}: {result.failed}")
             self.lines.write("failed", tokens=config.tokens, contender=contender.label, why=why)
             return None

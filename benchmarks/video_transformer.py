@@ -109,10 +109,9 @@ class Block(nn.Module):
         y = self.down(F.gelu(self.up(y), approximate="tanh"))
         return (x.float() + y.float() * ffn_gate).to(x.dtype)
 
-    def _modulated(
-        self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor
-    ) -> torch.Tensor:
-        return (F.layer_norm(x.float(), (self.dim,)) * (1 + scale) + shift).to(x.dtype)
+    def _modulated(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = F.layer_norm(x.float(), (self.dim,))
+        return (y * (1 + scale) + shift).to(x.dtype)
 
 
 class _Attention(nn.Module):
@@ -153,7 +152,8 @@ class SelfAttention(_Attention):
         """`(batch, tokens, dim)` to the same shape."""
         q, k, v = self._heads(x, x)
         y = ulysses_attention(q, k, v, self.splits, self.group_name)
-        return self.out(y.flatten(2))
+        out: torch.Tensor = self.out(y.flatten(2))
+        return out
 
 
 class CrossAttention(_Attention):
@@ -162,10 +162,9 @@ class CrossAttention(_Attention):
     def forward(self, x: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         """`(batch, tokens, dim)` and `(batch, text tokens, dim)` to the shape of the first."""
         q, k, v = self._heads(x, text)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        )
-        return self.out(y.transpose(1, 2).flatten(2))
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
 
 
 def _fill(model: nn.Module, seed: int, device: torch.device) -> None:
@@ -201,7 +200,7 @@ def example_inputs(
 def detach_shards(model: nn.Module) -> None:
     """Give each shard memory of its own, so that the full parameters it was cut from are freed."""
     for module in model.modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in list(module._parameters.items()):
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
                 if local.untyped_storage().nbytes() > local.numel() * local.itemsize:

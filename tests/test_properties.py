@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from attrs import evolve
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, OverlapGraph, simulate
-from overlap_core.outcome import RankOutcome
 from overlap_core.ranks import Mode
 from overlap_core.testing.strategies import RankSet, rank_sets
 
@@ -20,6 +21,9 @@ from .oracles import (
     issues_communication,
     weight_gathers,
 )
+
+if TYPE_CHECKING:
+    from overlap_core.outcome import RankOutcome
 
 FREE = (Mode.IDENTICAL, Mode.SLOT)
 

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from video_transformer import VideoConfig
 
-__all__ = ["CONTENDERS", "Contender", "Models", "SkippedError", "configure_torch", "parse_contenders"]
+__all__ = [
+    "CONTENDERS",
+    "Contender",
+    "Models",
+    "SkippedError",
+    "configure_torch",
+    "parse_contenders",
+]
 
 _PASSES = "reorder_for_compute_comm_overlap_passes"
 _GATE = "reorder_for_compute_comm_overlap"
@@ -167,7 +174,8 @@ class Models:
 
     def _options(self, contender: Contender) -> dict[str, Any]:
         if contender.kind == "ours":
-            config = overlap_core.OverlapConfig(**contender.settings)
+            # Well under the limit of a phase: a rank that never negotiates must not end the run.
+            config = overlap_core.OverlapConfig(**{"deadline_s": 90.0, **contender.settings})
             return {**_common(), **overlap_core.inductor_options(config)}
         return {**_common(), **_known(_INDUCTOR.get(contender.kind, {}))}
 
@@ -191,9 +199,11 @@ class Models:
         # As torchtitan does: compiled blocks, with FSDP's hooks around them.
         model = self._full()
         for index, block in enumerate(model.blocks):
-            compiled = torch.compile(block, dynamic=False, options=_common())
-            model.blocks[index] = fully_shard(compiled, mesh=self.mesh)
-        return fully_shard(model, mesh=self.mesh)
+            compiled: Any = torch.compile(block, dynamic=False, options=_common())
+            fully_shard(compiled, mesh=self.mesh)
+            model.blocks[index] = compiled
+        fully_shard(model, mesh=self.mesh)
+        return model
 
 
 def _own_code(model: nn.Module, label: str) -> Callable[..., torch.Tensor]:
@@ -209,7 +219,10 @@ def _own_code(model: nn.Module, label: str) -> Callable[..., torch.Tensor]:
 
     name = "step_" + "".join(letter if letter.isalnum() else "_" for letter in label)
     code = step.__code__.replace(co_name=name)
-    return types.FunctionType(code, step.__globals__, name, None, step.__closure__)
+    own: Callable[..., torch.Tensor] = types.FunctionType(
+        code, step.__globals__, name, None, step.__closure__
+    )
+    return own
 
 
 def _common() -> dict[str, Any]:

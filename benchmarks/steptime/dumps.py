@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-import overlap_core
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from overlap_core.outcome import RankOutcome
 
-__all__ = ["describe", "dump", "reports_since"]
-
-
-def reports_since(before: Sequence[RankOutcome]) -> list[RankOutcome]:
-    """Reports that came after those of an earlier call of `overlap_core.reports()`."""
-    seen = {id(report) for report in before}
-    return [report for report in overlap_core.reports() if id(report) not in seen]
+__all__ = ["describe", "dump"]
 
 
 def describe(report: RankOutcome) -> str:

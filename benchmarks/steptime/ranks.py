@@ -69,7 +69,7 @@ def launch(script: str, arguments: Sequence[str], n_ranks: int, deadline_s: floa
                 late = [rank for rank, process in enumerate(ranks) if process.poll() is None]
                 print(f"ranks {late} did not finish and are killed", file=sys.stderr, flush=True)
                 return 1
-        return max(abs(process.returncode) for process in ranks)
+        return max(abs(int(process.returncode)) for process in ranks)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -152,7 +152,9 @@ class Control:
     def limit(self, seconds: float | None) -> None:
         """End this process, showing all stacks, in so many seconds; None: at the deadline."""
         left = max(1.0, self._deadline_s - self.elapsed_s)
-        faulthandler.dump_traceback_later(left if seconds is None else min(left, seconds), exit=True)
+        faulthandler.dump_traceback_later(
+            left if seconds is None else min(left, seconds), exit=True
+        )
 
     def say(self, text: str) -> None:
         """Print a line on rank 0, at once."""
@@ -195,21 +197,37 @@ class Control:
         own = f"{phase}/{gate}" if gate else phase
         self._store.set(f"{own}/{self.rank}", error or "-")
         until = time.monotonic() + timeout_s
-        why = []
+        why = [""] * self.world_size
         for rank in range(self.world_size):
             keys = [f"{key}/{rank}" for key in dict.fromkeys((own, phase))]
             while True:
                 found = next((key for key in keys if self._store.check([key])), None)
                 if found is not None:
                     text = self._store.get(found).decode()
-                    if text != "-":
-                        why.append(f"rank {rank}: {text}")
+                    why[rank] = "" if text == "-" else text
                     break
                 if time.monotonic() > until:
-                    why.append(f"rank {rank}: no answer in {timeout_s:g} s")
+                    why[rank] = f"no answer in {timeout_s:g} s"
                     break
                 time.sleep(_POLL_S)
-        return "; ".join(why)
+        return _merged(why)
+
+    def pass_gate(self, phase: str, gate: str) -> None:
+        """Wait at a point before the end of a phase.
+
+        Raises:
+            PeerFailedError: a rank ended the phase with an error.
+        """
+        why = self.agree(phase, gate=gate)
+        if why:
+            raise PeerFailedError(f"not run, as another rank failed ({why})")
+
+
+def _merged(why: Sequence[str]) -> str:
+    """What kept ranks, once where all say the same; empty if nothing did."""
+    if why[0] and len(set(why)) == 1:
+        return why[0]
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(why) if text)
 
 
 @contextlib.contextmanager
@@ -234,9 +252,7 @@ def gated_compiles(control: Control, phase: str) -> Iterator[None]:
             depth -= 1
         if depth == 0:
             gates += 1
-            why = control.agree(phase, gate=f"compile{gates}")
-            if why:
-                raise PeerFailedError(why)
+            control.pass_gate(phase, f"compile{gates}")
         return compiled
 
     compile_fx_module.compile_fx = compile_fx

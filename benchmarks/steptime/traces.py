@@ -11,17 +11,18 @@ import gzip
 import json
 import re
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from .timing import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    import torch
 
 __all__ = ["GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
 

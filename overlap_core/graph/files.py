@@ -72,6 +72,8 @@ def _structure_list(converter: Converter, value: object, target: Any) -> tuple[A
     member = target.__args__[0]
     found = []
     for position, item in enumerate(value):
+        if member is Node and not isinstance(item, dict):
+            raise _PlacedError((f"[{position}]: expected an object, got {item!r}",))
         try:
             found.append(converter.structure(item, member))
         except BaseValidationError as error:

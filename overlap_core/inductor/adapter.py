@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptedGraph", "adapt", "find_group_ranks"]
 
-_TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "prim", "quantized", "quantized_decomposed"})
+_TRANSPARENT_NAMESPACES = frozenset(
+    {"aten", "prims", "prim", "quantized", "quantized_decomposed", "bucketing"}
+)
 """Ops of these namespaces never communicate; anything else is opaque until somebody knows it."""
 MULTI_OUTPUT = "multi_output"
 

@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _GATE = "reorder_for_compute_comm_overlap"
 _PASSES = "reorder_for_compute_comm_overlap_passes"
-_LOCALITY = "reorder_for_locality"
 
 _lock = threading.RLock()
 _installed: list[OverlapPass] = []
@@ -138,9 +137,6 @@ def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, An
         "fx_graph_cache": False,
         "fx_graph_remote_cache": False,
     }
-    if _LOCALITY not in patches:
-        # It moves gathers across opaque ops by what each rank's own graph looks like.
-        options[_LOCALITY] = False
     if has_config_key(SIMPLE_OVERLAP_KEY):
         options[SIMPLE_OVERLAP_KEY] = False
     return options

@@ -147,9 +147,7 @@ def test_nothing_is_sent_while_collectives_are_silent(real_world: None) -> None:
     x = torch.arange(4.0)
     with SilentCollectives() as silent:
         gather(x)
-        torch.ops._c10d_functional.wait_tensor(
-            torch.ops._c10d_functional.all_reduce(x, "sum", "0")
-        )
+        torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(x, "sum", "0"))
         dist.all_reduce(x)
         dist.barrier()
         hidden(x)
