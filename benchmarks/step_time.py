@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import gc
 import os
+import re
 import sys
 import tempfile
 import time
@@ -113,6 +114,11 @@ def _contenders(text: str) -> list[Contender]:
         return parse_contenders(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _plain(label: str) -> str:
+    """A label as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", label.replace("=", "-"))
 
 
 class Bench:
@@ -285,8 +291,7 @@ class Bench:
         for number, report in enumerate(reports):
             result.pass_note = describe(report)
             if self.options.dump:
-                plain = contender.label.replace(":", "_").replace("=", "-")
-                name = f"{plain}.{config.tokens}.rank{control.rank}.{number}"
+                name = f"{_plain(contender.label)}.{config.tokens}.rank{control.rank}.{number}"
                 dump(report, self.options.dump, name)
         if why:
             result.failed = why
@@ -354,8 +359,7 @@ class Bench:
             )
             result.profile = analyze(load(path), steps)
             if control.rank == 0 and options.out:
-                plain = result.label.replace(":", "_").replace("=", "-")
-                target = options.out / f"trace.{plain}.{config.tokens}.json.gz"
+                target = options.out / f"trace.{_plain(result.label)}.{config.tokens}.json.gz"
                 note = save_trace(path, target)
         except Exception as failure:
             error = first_line(failure)

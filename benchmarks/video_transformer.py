@@ -107,7 +107,8 @@ class Block(nn.Module):
         x = x + self.cross_attention(self.norm_cross(x), text)
         y = self._modulated(x, ffn_shift, ffn_scale)
         y = self.down(F.gelu(self.up(y), approximate="tanh"))
-        return (x.float() + y.float() * ffn_gate).to(x.dtype)
+        out: torch.Tensor = (x.float() + y.float() * ffn_gate).to(x.dtype)
+        return out
 
     def _modulated(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         y = F.layer_norm(x.float(), (self.dim,))

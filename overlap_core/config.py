@@ -89,9 +89,9 @@ class OverlapConfig:
     """Name of the ladder that `overlap_choose_mode` implementations answer to."""
     disable_plugins: tuple[str, ...] = field(default=(), converter=_names)
     """Names of plugins to leave out, beside those in `OVERLAP_CORE_DISABLE_PLUGINS`."""
-    contention: float = field(default=1.15, validator=_at_least(1))
+    contention: float = field(default=1.5, validator=_at_least(1))
     """A gather beside compute takes this many times its time alone."""
-    slack_ns: int = field(default=20_000, validator=_at_least(0))
+    slack_ns: int = field(default=50_000, validator=_at_least(0))
     """Extra nanoseconds between the predicted end of a gather and its wait."""
     max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
     """Most bytes of gathered weights between launch and wait on one rank; None: no bound."""

@@ -33,7 +33,9 @@ class PeerFailedError(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first non-empty line of an error, or of its cause where that says more."""
+    """Type and first non-empty line of an error; of what a compiler's error wraps."""
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"
 

@@ -32,7 +32,7 @@ from .intercept import SilentCollectives
 from .replays import replay_item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import CostRequest
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from .sizes import SizeReader
 
 __all__ = ["DeviceMeasurer"]
+
+_LOAD_CALLS = 150
+"""About 30 ms on a current data center GPU."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,7 @@ class DeviceMeasurer:
         self._refused: dict[str, str] = {}
         self._header: TableHeader | None = None
         self.notes: list[str] = []
+        self._loads: dict[str, Callable[[], None]] = {}
         self.seconds = 0.0
         """Wall time of all measuring so far."""
 
@@ -201,6 +205,13 @@ class DeviceMeasurer:
             except CostTableError as error:
                 self.notes.append(f"cost table not saved: {error}")
 
+    def _hold(self, device: str) -> Callable[[], None] | None:
+        if not device.startswith("cuda"):
+            return None
+        if device not in self._loads:
+            self._loads[device] = _load(device)
+        return self._loads[device]
+
     @contextmanager
     def _measuring(self) -> Iterator[None]:
         """The eager world: no gradients, no fake tensors, no tracing context. Time is added up.
@@ -242,7 +253,7 @@ class DeviceMeasurer:
             lambda: self._call(item, args, kwargs),
             device,
             iterations=iterations,
-            hold=_hold if device.startswith("cuda") else None,
+            hold=self._hold(device),
         )
 
     @staticmethod
@@ -260,9 +271,19 @@ def _device_of(args: Any, kwargs: Any) -> str:
     return next((str(leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor)), "cpu")
 
 
-def _hold() -> None:
-    """About two milliseconds of an idle kernel, in which the host queues what is timed."""
-    torch.cuda._sleep(4_000_000)
+def _load(device: str) -> Callable[[], None]:
+    """Matrix products for tens of milliseconds, in which the host queues what is timed.
+
+    They also bring the GPU to the clocks that it has under load: a kernel timed on a cool and idle
+    device is faster than it ever is in a step.
+    """
+    left, right = (torch.randn(4096, 4096, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def run() -> None:
+        for _ in range(_LOAD_CALLS):
+            torch.mm(left, right)
+
+    return run
 
 
 def _first_line(error: BaseException) -> str:
