@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["align", "propose"]
 
 _REGIONS_TO_TRY = 8
-"""How many stretches between uses of its own group a gather looks back through."""
+"""How many stretches between uses of its own group a gather looks back through, from its wait."""
 
 
 @frozen(kw_only=True)
@@ -90,7 +90,8 @@ def propose(
         ceiling = min(original, boundary_after)
         need_ns = round((costs[group.launch].ns or 0) * config.contention) + config.slack_ns
         end = min(axis.at[frame.needed[ordinal]], *(starts.get(q, axis.at[-1]) for q in key))
-        start, boundary = _latest_start(axis, end, need_ns, floor, ceiling)
+        oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
+        start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
         boundary = max(min(boundary, ceiling), min(floor, original))
         starts.update(dict.fromkeys(key, max(start, axis.at[boundary])))
         boundary_after = boundary
@@ -122,11 +123,14 @@ def align(plan: Plan, frame: Frame) -> Plan:
     return Plan(placements=tuple(result))
 
 
-def _latest_start(axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int) -> tuple[int, int]:
+def _latest_start(
+    axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int, oldest: int
+) -> tuple[int, int]:
     """Latest start on the axis, and its boundary, for a gather that must be done by `end`.
 
     If no stretch between two uses of the group is long enough, the longest one tried is taken
-    from its beginning.
+    from its beginning. Past the first one, none before number `oldest` is tried: counted from
+    the wait, so that a gather that was placed once finds no further ones the next time.
     """
     at, barriers = axis.at, axis.barriers
     index = bisect_left(barriers, ceiling)
@@ -134,7 +138,7 @@ def _latest_start(axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int)
         index -= 1
     longest: int | None = None
     fallback = (end - need_ns, floor)
-    for _ in range(_REGIONS_TO_TRY):
+    while True:
         first = barriers[index - 1] + 1 if index > 0 else 0
         begin, last = max(first, floor), ceiling
         if index < len(barriers):
@@ -146,10 +150,9 @@ def _latest_start(axis: _Axis, end: int, need_ns: int, floor: int, ceiling: int)
         room = end - at[begin]
         if longest is None or room > longest:
             longest, fallback = room, (start, begin)
-        if first <= floor:
-            break
+        if first <= floor or index <= oldest:
+            return fallback
         index -= 1
-    return fallback
 
 
 def _before_jobs(axis: _Axis, start: int, begin: int, last: int) -> tuple[int, int]:

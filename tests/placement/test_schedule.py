@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from attrs import evolve
 
 from overlap_core import Node, OverlapConfig
@@ -17,6 +20,9 @@ from overlap_core.placement import (
 )
 
 from ..small_graphs import cast, gather, graph_of, mm, opaque, reduce_scatter, skeleton_of, wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXACT = OverlapConfig(contention=1, slack_ns=0)
 
@@ -238,8 +244,22 @@ def test_many_uses_of_the_group_and_no_room_between_them() -> None:
     assert " o3 g m3 " in Placed(*nodes).order
 
 
-def test_placing_twice_is_placing_once() -> None:
-    nodes = layers(5, ns=70)
+def _uses_of_the_group(count: int, lengths: Sequence[int]) -> list[Node]:
+    """A gather behind many short uses of its own group, with little compute between them."""
+    nodes: list[Node] = [mm("head", ns=5000)]
+    for i in range(count):
+        nodes += [
+            opaque(f"o{i}", "head", ns=10, group="0"),
+            mm(f"m{i}", ns=lengths[i % len(lengths)]),
+        ]
+    return [*nodes, gather("g", ns=900), wait("g"), mm("end", "w.g")]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [layers(5, ns=70), _uses_of_the_group(30, [50]), _uses_of_the_group(30, [20, 30, 40, 50, 60])],
+)
+def test_placing_twice_is_placing_once(nodes: list[Node]) -> None:
     graph = graph_of(*nodes)
     first = Placed(*nodes)
     again = Placed(*(nodes[graph.index[name]] for name in first.order.split()))

@@ -1,0 +1,230 @@
+"""Negotiation over torch's own stores, one thread a rank: agreement, and ranks that don't answer.
+
+The store tests hold no opinion on how long anything takes, only on who ends how.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+from torch.distributed import FileStore, HashStore, TCPStore
+
+from overlap_core.errors import DeadlineError
+from overlap_core.pipeline import negotiate
+from overlap_core.ranks import Decide, Mode, Share, StoreExchange, run_in_memory
+
+from ..pipeline_views import same, skewed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from overlap_core.outcome import RankOutcome
+    from overlap_core.pipeline import RankView
+    from overlap_core.ranks.negotiation import Protocol
+    from overlap_core.ranks.store import KeyValueStore
+
+T = TypeVar("T")
+LONG_S = 60.0
+SHORT_S = 0.3
+
+StoreMaker = "Callable[[], KeyValueStore]"
+
+
+@pytest.fixture(params=["hash", "file", "tcp"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
+    """Gives each rank its own connection to one store."""
+    if request.param == "hash":
+        shared = HashStore()
+        return lambda: shared
+    if request.param == "file":
+        return lambda: FileStore(str(tmp_path / "store"), -1)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return lambda: TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+
+
+def in_threads(calls: list[Callable[[], T]]) -> list[T | Exception]:
+    """The results of calls that run at once; an exception is a result."""
+    results: list[T | Exception] = [RuntimeError("the thread did not end")] * len(calls)
+
+    def run(index: int, call: Callable[[], T]) -> None:
+        try:
+            results[index] = call()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=50)
+    return results
+
+
+def negotiator(
+    view: RankView, store: KeyValueStore, deadline_s: float = LONG_S, wrap: object = None
+) -> Callable[[], RankOutcome]:
+    """What one rank does, from scope to outcome, as the pass does it."""
+
+    def run() -> RankOutcome:
+        exchange = StoreExchange(store, view.graph.rank, "graph 1", deadline_s)
+        try:
+            scope, why = exchange.find_scope([tuple(range(view.graph.world_size))])
+            assert not why
+            protocol = negotiate(view, scope)
+            return exchange.run(wrap(protocol) if callable(wrap) else protocol, scope)
+        finally:
+            exchange.leave()
+
+    return run
+
+
+class StoppedError(Exception):
+    """A rank that ends without a word."""
+
+
+def stop_after(requests: int) -> Callable[[Protocol[T]], Protocol[T]]:
+    """A rank that takes part in some exchanges and then is gone."""
+
+    def wrap(protocol: Protocol[T]) -> Protocol[T]:
+        request: Share | Decide = next(protocol)
+        for _ in range(requests):
+            answer = yield request
+            try:
+                request = protocol.send(answer)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+        raise StoppedError
+
+    return wrap
+
+
+def test_ranks_agree_as_in_memory(make_store: Callable[[], KeyValueStore]) -> None:
+    for views in (same(3), skewed({}, {"extra": 2}), skewed({}, {"gathers": 1}, {})):
+        scope = tuple(range(len(views)))
+        expected = run_in_memory([negotiate(view, scope) for view in views])
+        store = make_store()
+        outcomes = in_threads([negotiator(view, store) for view in views])
+        assert outcomes == list(expected)
+        make_store = _fresh(make_store)
+
+
+def _fresh(make_store: Callable[[], KeyValueStore]) -> Callable[[], KeyValueStore]:
+    """Another negotiation must not find the keys of the one before."""
+    numbers = itertools.count()
+
+    def make() -> KeyValueStore:
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"again{next(numbers)}", make_store())  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.mark.parametrize("requests", range(5))
+def test_a_rank_that_dies_at_any_step_leaves_the_others_of_one_mind(requests: int) -> None:
+    """Of votes (digest and detail), proposals, commitments; with its commitment the rank is bound,
+    and the others may go on without it.
+    """
+    views = skewed({}, {"extra": 2}, {"extra": 1})
+    store = HashStore()
+    calls = [negotiator(view, store, SHORT_S) for view in views]
+    calls[1] = negotiator(views[1], store, SHORT_S, stop_after(requests))
+    first, dead, last = in_threads(calls)
+    assert isinstance(dead, StoppedError)
+    assert not isinstance(first, Exception)
+    assert not isinstance(last, Exception)
+    assert (first.mode, first.why, first.committed) == (last.mode, last.why, last.committed)
+    assert first.committed is (requests == 4)
+    assert first.committed or "rank 1" in first.why
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    views = same(3)
+    store = HashStore()
+    outcomes = in_threads([negotiator(view, store, SHORT_S) for view in views[:2]])
+    for outcome in outcomes:
+        assert isinstance(outcome, DeadlineError)
+        assert "rank 2 did not reach step 'scope' within 0.3 s; see deadline_s" in str(outcome)
+
+
+def test_a_rank_that_gave_up_is_not_waited_for() -> None:
+    """With a deadline of an hour, this test would not end otherwise."""
+    views = same(2)
+    store = HashStore()
+
+    def give_up() -> str:
+        exchange = StoreExchange(store, 1, "graph 1", LONG_S)
+        exchange.publish_scope([(0, 1)])
+        exchange.leave()
+        return "left"
+
+    outcome, _ = in_threads([negotiator(views[0], store, 3600), give_up])  # type: ignore[list-item]
+    assert not isinstance(outcome, Exception)
+    assert not isinstance(outcome, str)
+    assert (outcome.mode, outcome.why) == (
+        Mode.ABORT,
+        "rank 1 gave up on step '0-1.2/vote/digest'",
+    )
+
+
+def test_a_late_rank_hears_what_was_decided_without_it() -> None:
+    views = same(2)
+    store = HashStore()
+    late = StoreExchange(store, 1, "graph 1", LONG_S)
+    late.publish_scope([(0, 1)])
+    (early,) = in_threads([negotiator(views[0], store, SHORT_S)])
+    (outcome,) = in_threads([negotiator(views[1], store)])
+    assert not isinstance(early, Exception)
+    assert not isinstance(outcome, Exception)
+    assert early.mode is outcome.mode is Mode.ABORT
+    assert early.why == outcome.why
+    assert "rank 1 did not reach step '0-1.2/vote/digest'" in early.why
+
+
+def test_the_first_decision_stands(make_store: Callable[[], KeyValueStore]) -> None:
+    def decide(wish: bytes) -> Protocol[bytes]:
+        return (yield Decide("decision", wish))[0]
+
+    def run(rank: int) -> bytes:
+        exchange = StoreExchange(make_store(), rank, "graph 1", LONG_S)
+        return exchange.run(decide(f"rank {rank}".encode()), (0, 1))
+
+    results = in_threads([lambda rank=rank: run(rank) for rank in range(2)])
+    assert results[0] == results[1]
+    assert results[0] in (b"rank 0", b"rank 1")
+
+
+def test_a_peer_that_knows_nothing_of_this_rank_is_named() -> None:
+    store = HashStore()
+    StoreExchange(store, 1, "graph 1", LONG_S).publish_scope(())
+    exchange = StoreExchange(store, 0, "graph 1", LONG_S)
+    scope, why = exchange.find_scope([(0, 1)])
+    assert scope == (0, 1)
+    assert why.startswith("rank 0 communicates with rank 1 in this graph, but rank 1 does not")
+
+
+def test_a_scope_reaches_as_far_as_groups_do() -> None:
+    store = HashStore()
+    groups = {0: [(0, 1)], 1: [(0, 1), (1, 3)], 2: [(2,)], 3: [(1, 3)]}
+    exchanges = {rank: StoreExchange(store, rank, "graph 1", LONG_S) for rank in groups}
+    calls = [lambda rank=rank: exchanges[rank].find_scope(groups[rank]) for rank in groups]
+    assert in_threads(calls) == [((0, 1, 3), ""), ((0, 1, 3), ""), ((2,), ""), ((0, 1, 3), "")]
+
+
+def test_two_graphs_do_not_meet() -> None:
+    store = HashStore()
+    StoreExchange(store, 1, "graph 1", LONG_S).publish_scope([(0, 1)])
+    with pytest.raises(DeadlineError, match="rank 1 did not reach step 'scope'"):
+        StoreExchange(store, 0, "graph 2", 0.05).find_scope([(0, 1)])
+
+
+def test_waiting_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    times = itertools.count(0, 9)
+    exchange = StoreExchange(HashStore(), 0, "graph 1", LONG_S, clock=lambda: float(next(times)))
+    with pytest.raises(DeadlineError):
+        exchange.find_scope([(0, 1)])
+    assert "rank 0 waits for rank 1 at step 'scope', at most" in caplog.text
