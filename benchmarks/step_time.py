@@ -14,9 +14,11 @@ import contextlib
 import gc
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,15 +60,17 @@ def main() -> int:
         return launch(__file__, sys.argv[1:], options.ranks, options.deadline)
     control = join(options.device, options.timeout, options.deadline)
     status = 1
+    scratch = Path(tempfile.mkdtemp(prefix="step-time-"))
     try:
         with torch.no_grad():
-            status = Bench(options, control).run()
+            status = Bench(options, control, scratch).run()
     except Exception as error:
         print(f"rank {control.rank}: {first_line(error)}", file=sys.stderr, flush=True)
         raise
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        shutil.rmtree(scratch, ignore_errors=True)
         if status == 0:
             control.barrier()
         # Neither communicators with a hung peer nor pools of compilers may keep the process.
@@ -94,7 +98,7 @@ def _options() -> argparse.Namespace:
     add("--ffn", type=int, default=14336)
     add("--text-tokens", type=int, default=512)
     add("--wan-table", action="store_true", help="modulation table (1, 6, dim): uneven shards")
-    add("--one-group", action="store_true", help="attention shares the gathers' communicator")
+    add("--groups", type=int, choices=(1, 2), help="2: attention has a communicator of its own")
     add("--repeats", type=int, default=5, help="rounds, in alternation between contenders")
     add("--steps", type=int, default=20, help="steps of one round, each way")
     add("--cold", action="store_true", help="kernel caches of its own for each contender")
@@ -124,18 +128,21 @@ def _plain(label: str) -> str:
 class Bench:
     """One rank's run over all sizes."""
 
-    def __init__(self, options: argparse.Namespace, control: Control) -> None:
+    def __init__(self, options: argparse.Namespace, control: Control, scratch: Path) -> None:
         self.options = options
+        self.scratch = scratch
         self.control = control
         self.device = torch.device(options.device)
         if self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.lines = Lines(options.out if control.rank == 0 else None)
-        self.scratch = Path(tempfile.mkdtemp(prefix="step-time-"))
         self.mesh = init_device_mesh(self.device.type, (control.world_size,))
         self.group = self.mesh.get_group()
-        if not options.one_group:
-            self.group = dist.new_group(list(range(control.world_size)))
+        # gloo corrupts memory (torch 2.13) while collectives of two groups are in flight.
+        if (options.groups or (1 if self.device.type == "cpu" else 2)) == 2:
+            self.group = dist.new_group(
+                list(range(control.world_size)), timeout=timedelta(seconds=options.timeout)
+            )
         configure_torch()
 
     def run(self) -> int:
@@ -222,8 +229,7 @@ class Bench:
             control.say(f"round {number + 1} of {options.repeats}, ms back to back: {times}")
         for label, run in runs.items():
             result = results[label]
-            own_bytes = result.peak_bytes or 0
-            result.peak_bytes = peak_bytes(run, own_bytes, self.device, control)
+            result.peak_bytes = peak_bytes(run, result.own_bytes, self.device, control)
         if control.rank == 0 and options.profile:
             print_tables(title, list(results.values()))
         if options.profile:
@@ -263,7 +269,7 @@ class Bench:
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
             built = models.build(contender)
             control.pass_gate(phase, "built")
-            result.peak_bytes = built.own_bytes  # until the peak is measured
+            result.own_bytes = built.own_bytes
             synchronize(self.device)
             start = time.perf_counter()
             with gated_compiles(control, phase):

@@ -10,6 +10,8 @@ Source: the block is that of Wan 2.x (Apache-2.0) as published; the code is our 
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 import torch.distributed as dist
@@ -201,19 +203,21 @@ def example_inputs(
 def detach_shards(model: nn.Module) -> None:
     """Give each shard memory of its own, so that the full parameters it was cut from are freed."""
     for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if isinstance(parameter, DTensor):
-                local = parameter.to_local()
-                if local.untyped_storage().nbytes() > local.numel() * local.itemsize:
-                    copy = DTensor.from_local(
-                        local.clone(),
-                        parameter.device_mesh,
-                        parameter.placements,
-                        run_check=False,
-                        shape=parameter.shape,
-                        stride=parameter.stride(),
-                    )
-                    module._parameters[name] = nn.Parameter(copy, requires_grad=False)
+        parameters: dict[str, Any] = module._parameters
+        for name, parameter in list(parameters.items()):
+            if not isinstance(parameter, DTensor):
+                continue
+            local = parameter.to_local()
+            if local.untyped_storage().nbytes() > local.numel() * local.itemsize:
+                copy = DTensor.from_local(
+                    local.clone(),
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+                parameters[name] = nn.Parameter(copy, requires_grad=False)
 
 
 def resident_bytes(model: nn.Module) -> int:

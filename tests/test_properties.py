@@ -34,7 +34,7 @@ def configs() -> st.SearchStrategy[OverlapConfig]:
         OverlapConfig,
         contention=st.sampled_from((1, 1.15, 3, 1000)),
         slack_ns=st.sampled_from((0, 20_000, 10**9)),
-        max_in_flight_bytes=st.none() | st.integers(1, 9_000),
+        max_in_flight_bytes=st.none() | st.integers(1, 6_000),
     )
 
 
@@ -175,7 +175,7 @@ def test_running_twice_changes_nothing(ranks: RankSet, config: OverlapConfig) ->
     assert [outcome.order for outcome in second] == [outcome.order for outcome in first]
 
 
-@given(rank_sets(), st.integers(1, 9_000))
+@given(rank_sets(), st.integers(1, 4_000))
 def test_bytes_in_flight_are_bounded(ranks: RankSet, bound: int) -> None:
     config = OverlapConfig(max_in_flight_bytes=bound)
     for outcome in simulate(ranks.graphs, config):

@@ -34,6 +34,8 @@ class Result:
     equal: bool | None = None
     """Whether the output equals the reference's bit for bit on all ranks; None: not compared."""
     largest_difference: float | None = None
+    own_bytes: int = 0
+    """Parameters that stay on a rank."""
     peak_bytes: int | None = None
     profile: StepProfile | None = None
     transfer_ms: float | None = None

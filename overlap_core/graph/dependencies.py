@@ -125,42 +125,43 @@ def _broken(graph: OverlapGraph, index: int, why: str) -> GraphFormatError:
     return GraphFormatError(f"nodes[{index}] ({node.name!r}, {node.op}): {why}")
 
 
-def build_predecessors(
-    graph: OverlapGraph, *, data_only: bool = False
-) -> tuple[tuple[int, ...], ...]:
-    """For each node the positions that must precede it, ascending.
+Edges = tuple[tuple[int, ...], ...]
 
-    A reader follows the last writer. A node that changes a buffer in place follows the last
-    writer and all readers since, and everything later follows it. With `data_only` just the
-    nodes whose values it sees.
+
+def build_predecessors(graph: OverlapGraph) -> tuple[Edges, Edges]:
+    """For each node the positions that must precede it, and those whose values it sees.
+
+    Both ascending. A reader follows the last writer. A node that changes a buffer in place
+    follows the last writer and all readers since, and everything later follows it.
     """
     position = graph.index
     last_writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    result: list[tuple[int, ...]] = []
+    every: list[tuple[int, ...]] = []
+    data: list[tuple[int, ...]] = []
     for index, node in enumerate(graph.nodes):
-        before: set[int] = set()
-        for buffer in node.reads:
+        seen: set[int] = set()
+        for buffer in (*node.reads, *node.mutates) if node.mutates else node.reads:
             if buffer in last_writer:
-                before.add(last_writer[buffer])
-        for buffer in node.mutates:
-            if buffer in last_writer:
-                before.add(last_writer[buffer])
-            if not data_only:
-                before.update(readers.get(buffer, ()))
-        if not data_only:
-            before.update(position[name] for name in node.after)
-        before.discard(index)
-        for buffer in (*node.writes, *node.mutates):
+                seen.add(last_writer[buffer])
+        values = tuple(sorted(seen)) if len(seen) > 1 else tuple(seen)
+        data.append(values)
+        if node.mutates or node.after:
+            for buffer in node.mutates:
+                seen.update(readers.get(buffer, ()))
+            seen.update(position[name] for name in node.after)
+            seen.discard(index)
+            values = tuple(sorted(seen))
+        every.append(values)
+        for buffer in (*node.writes, *node.mutates) if node.mutates else node.writes:
             last_writer[buffer] = index
             readers.pop(buffer, None)
         for buffer in node.reads:
             readers.setdefault(buffer, []).append(index)
-        result.append(tuple(sorted(before)))
-    return tuple(result)
+    return tuple(every), tuple(data)
 
 
-def build_successors(predecessors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def build_successors(predecessors: Edges) -> Edges:
     """The same edges seen from the other end, ascending."""
     result: list[list[int]] = [[] for _ in predecessors]
     for index, before in enumerate(predecessors):
@@ -169,9 +170,7 @@ def build_successors(predecessors: tuple[tuple[int, ...], ...]) -> tuple[tuple[i
     return tuple(map(tuple, result))
 
 
-def first_violation(
-    predecessors: tuple[tuple[int, ...], ...], order: Iterable[int]
-) -> tuple[int, int] | None:
+def first_violation(predecessors: Edges, order: Iterable[int]) -> tuple[int, int] | None:
     """The first (earlier, later) pair of positions that `order` has the wrong way round."""
     place = {index: spot for spot, index in enumerate(order)}
     for index, before in enumerate(predecessors):

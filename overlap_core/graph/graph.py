@@ -61,14 +61,18 @@ class OverlapGraph:
         return frozenset((*self.inputs, *self.constants, *self.outputs))
 
     @cached_property
+    def _edges(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        return build_predecessors(self)
+
+    @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Positions that must stay before each node: data, mutation and explicit ordering."""
-        return build_predecessors(self)
+        return self._edges[0]
 
     @cached_property
     def data_predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the nodes whose values each node sees."""
-        return build_predecessors(self, data_only=True)
+        return self._edges[1]
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:

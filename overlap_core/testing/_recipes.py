@@ -106,6 +106,8 @@ class Recipe:
     """The items in program order."""
 
     items: tuple[Item, ...]
+    prompt: bool = False
+    """Every gather is waited for at once, as in a graph that nobody has reordered yet."""
     shards: int = 3
     hints: Mapping[str, int] = field(factory=dict)
 
@@ -138,6 +140,8 @@ def build_graph(
                 builder.add_compute(compute, extra=True)
         if number not in variation.dropped:
             builder.add(item)
+            if recipe.prompt and isinstance(item, Gather):
+                builder.wait(builder.pending.pop())
     return builder.finish(world_size)
 
 

@@ -167,6 +167,7 @@ def recipes(max_items: int = 24, *, unknown_groups: bool = True) -> st.SearchStr
     return st.builds(
         Recipe,
         items=st.lists(_items(), min_size=max_items // 3, max_size=max_items).map(name_groups),
+        prompt=st.booleans(),
         shards=st.integers(1, 5),
         hints=st.just(HINTS),
     )
