@@ -263,8 +263,16 @@ def test_every_functional_collective_is_replayed(results: list[dict[str, Seen]])
 
 @pytest.mark.parametrize(
     "case",
-    ["plain", "every collective", "other compute", "hooks", "one rank's collective"]
-    + ["failing replay", "small limit", "same limit"],
+    [
+        "plain",
+        "every collective",
+        "other compute",
+        "hooks",
+        "one rank's collective",
+        "failing replay",
+        "small limit",
+        "same limit",
+    ],
 )
 def test_ranks_issue_the_same_collectives_while_measuring(
     results: list[dict[str, Seen]], case: str
@@ -292,7 +300,7 @@ def test_ops_that_raise_on_generic_inputs_are_measured_through_their_hooks(
 
 def test_a_collective_of_one_rank_only_is_analytical(results: list[dict[str, Seen]]) -> None:
     for result in results:
-        ns, source, why = result["one rank's collective"].entries["overlap_cost_tests.talks"]
+        _, source, why = result["one rank's collective"].entries["overlap_cost_tests.talks"]
         assert source != "measured"
         assert "1 of 2 ranks do not have it" in why
 
