@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from .costs import apply_measurements, resolve_costs
 from .errors import DeadlineError
 from .graph import first_violation
+from .outcome import RankOutcome
 from .placement import (
     Plan,
     TimelineModel,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from .costs import Cost, CostRequest
     from .graph import OverlapGraph
     from .host import PluginHost
-    from .outcome import RankOutcome
     from .placement import Frame
     from .ranks import Measurer
     from .ranks.negotiation import Protocol
@@ -198,7 +198,7 @@ class _Side:
                 return self.offer
             if self.decision.mode is Mode.ABORT:
                 break
-            # The first attempt exposes more than program order somewhere: pinning never does.
+            # The first attempt exposes more than program order somewhere; pinning seldom does.
             self.decision = ModeDecision(
                 mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
             )
@@ -365,10 +365,28 @@ class _Side:
         if not committed:
             why = verdict.decode(errors="replace").removeprefix("keep ")
             decision = ModeDecision(mode=Mode.ABORT, why=why)
-        order = self.order if committed else tuple(range(len(self.view.graph.nodes)))
-        return describe_gathers(
-            self.view, self.scope, self.votes, decision, self.plan, order, committed=committed
-        )
+        nodes = self.view.graph.nodes
+        order = self.order if committed else tuple(range(len(nodes)))
+        try:
+            return describe_gathers(
+                self.view, self.scope, self.votes, decision, self.plan, order, committed=committed
+            )
+        except Exception as error:
+            # What was decided stands, even if this rank cannot put it into words.
+            return RankOutcome(
+                rank=self.view.graph.rank,
+                scope=self.scope,
+                mode=decision.mode,
+                why=decision.why,
+                order=tuple(nodes[position].name for position in order),
+                collectives=(),
+                gathers=(),
+                legal=True,
+                committed=committed,
+                votes=self.votes,
+                graph=self.view.graph,
+                notes=(f"the outcome could not be described: {_describe(error)}",),
+            )
 
 
 def _keep(why: str) -> bytes:

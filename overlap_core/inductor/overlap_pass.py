@@ -7,7 +7,6 @@ and the record of this graph says why.
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import evolve
@@ -49,7 +48,6 @@ class OverlapPass:
     def __init__(self, config: OverlapConfig, host: PluginHost) -> None:
         self.config = config
         self.host = host
-        self._busy = threading.local()
 
     def __deepcopy__(self, memo: object) -> OverlapPass:
         return self
@@ -84,31 +82,66 @@ class OverlapPass:
                 add_record(_kept(0, "no process group is initialized"))
             return snodes
         rank, world_size = world
-        adapted, view, groups = self._view(snodes, rank, world_size)
-        measurer = self._measurer(snodes, adapted, view)
-        outcome = self._agree(view, groups, rank, world_size, measurer)
+        exchange = None
+        if world_size > 1 and not is_fake_world():
+            identity = identify(V.graph)
+            exchange = StoreExchange(default_store(), rank, identity, self.config.deadline_s)
+        try:
+            adapted, view, groups = self._view(snodes, rank, world_size)
+            measurer = self._measurer(snodes, adapted, view)
+            outcome = self._agree(view, groups, exchange, measurer)
+        finally:
+            if exchange is not None:
+                exchange.leave()
         if outcome is None:
             return snodes
-        notes = (*self.host.notes(), *outcome.notes, *(measurer.notes if measurer else ()))
-        add_record(evolve(outcome, notes=notes))
-        logger.info(
-            "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
-            rank,
-            outcome.mode,
-            outcome.hoisted,
-            len(outcome.gathers),
-            outcome.exposed_ns_before / 1000,
-            outcome.exposed_ns_after / 1000,
-        )
-        if not outcome.committed or adapted is None:
-            return snodes
-        by_name = {snode.get_name(): snode for snode in snodes}
-        if outcome.order != tuple(by_name):
-            communicating = [by_name[name] for name in outcome.collectives]
-            reorder_comm_deps(
-                [s for s in communicating if s.node is not None], adapted.comm_buffers
+        ordered = snodes
+        if outcome.committed and adapted is not None:
+            # Committed by all ranks: from here on nothing may keep this one in program order.
+            by_name = {snode.get_name(): snode for snode in snodes}
+            ordered = [by_name[name] for name in outcome.order]
+        self._follow_up(outcome, ordered, adapted, measurer)
+        return ordered
+
+    def _follow_up(
+        self,
+        outcome: RankOutcome,
+        ordered: list[Any],
+        adapted: AdaptedGraph | None,
+        measurer: DeviceMeasurer | None,
+    ) -> None:
+        """Tell Inductor's later passes of the order, and the user of the outcome. Never raises."""
+        try:
+            if outcome.committed and adapted is not None:
+                issuing = set(outcome.collectives)
+                reorder_comm_deps(
+                    [s for s in ordered if s.get_name() in issuing and s.node is not None],
+                    adapted.comm_buffers,
+                )
+            notes = [*self.host.notes(), *outcome.notes]
+            if measurer is not None and measurer.seconds:
+                notes += measurer.notes
+                notes.append(
+                    f"measuring took {measurer.seconds:.2f} s and raised the peak of GPU memory by "
+                    f"{measurer.peak_growth_bytes / 2**20:.0f} MiB"
+                )
+            add_record(evolve(outcome, notes=tuple(notes)))
+            logger.info(
+                "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
+                outcome.rank,
+                outcome.mode,
+                outcome.hoisted,
+                len(outcome.gathers),
+                outcome.exposed_ns_before / 1000,
+                outcome.exposed_ns_after / 1000,
             )
-        return [by_name[name] for name in outcome.order]
+        except Exception as error:
+            logger.warning(
+                "after the decision on a graph (%s): %s: %s; please report this",
+                outcome.mode,
+                type(error).__name__,
+                error,
+            )
 
     def _view(
         self, snodes: list[Any], rank: int, world_size: int
@@ -149,20 +182,24 @@ class OverlapPass:
         self,
         view: RankView,
         groups: Sequence[tuple[int, ...]],
-        rank: int,
-        world_size: int,
+        exchange: StoreExchange | None,
         measurer: DeviceMeasurer | None,
     ) -> RankOutcome | None:
-        """Negotiate; None for a graph without communication, which only says so to its peers."""
+        """Negotiate; None for a graph without communication, which only says so to its peers.
+
+        Without an exchange there is one rank, or a fake group whose ranks always agree.
+        """
+        rank = view.graph.rank
         if not self.config.enabled:
+            if exchange is not None:
+                exchange.publish_scope(())
             return _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
-        if world_size == 1 or is_fake_world():
+        if exchange is None:
             if not groups:
                 return None
             scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
-            protocol = negotiate(view, scope, measurer if world_size == 1 else None)
+            protocol = negotiate(view, scope, measurer if len(scope) == 1 else None)
             return run_loopback(protocol, scope.index(rank), len(scope))
-        exchange = StoreExchange(default_store(), rank, identify(V.graph), self.config.deadline_s)
         try:
             if not groups and not view.fault:
                 exchange.publish_scope(())
@@ -173,8 +210,6 @@ class OverlapPass:
             return exchange.run(negotiate(view, scope, measurer), scope)
         except TimeoutError as error:
             return _kept(rank, str(error), view)
-        finally:
-            exchange.leave()
 
 
 def _is_of_interest(snodes: Sequence[Any]) -> bool:

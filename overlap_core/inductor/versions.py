@@ -45,6 +45,7 @@ REQUIRED = (
     PrivateName("torch._inductor.config", "get_config_copy", "known configuration keys"),
     PrivateName("torch._inductor.compile_fx", "compile_fx", "process-wide installation"),
     PrivateName("torch._inductor.codecache", "BypassFxGraphCache", "keeping artifacts uncached"),
+    PrivateName("torch._inductor.codecache", "PyCodeCache", "measuring"),
     PrivateName("torch._inductor.dependencies", "WeakDep", "ordering between nodes"),
     PrivateName("torch._inductor.scheduler", "BaseSchedulerNode.set_read_writes", "new ordering"),
     PrivateName("torch._inductor.scheduler", "BaseSchedulerNode.add_fake_dep", "new ordering"),

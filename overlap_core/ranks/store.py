@@ -6,6 +6,7 @@ which use the same store connection go on, and every wait ends at the deadline.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -132,8 +133,10 @@ class StoreExchange:
                     return stop.value  # type: ignore[no-any-return]
 
     def leave(self) -> None:
-        """Tell peers that wait for this rank that it won't answer any more."""
-        self._store.set(self._key("left", self._rank), "1")
+        """Tell peers that wait for this rank that it won't answer any more. Never raises."""
+        # If the store is gone, peers meet their deadline, and what is decided stays decided.
+        with contextlib.suppress(Exception):
+            self._store.set(self._key("left", self._rank), "1")
 
     def _key(self, step: str, rank: int) -> str:
         return f"{self._prefix}/{step}/{rank}"

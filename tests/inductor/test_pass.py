@@ -236,3 +236,27 @@ def test_a_second_shape_neither_recompiles_nor_specializes(
     assert counters["stats"]["unique_graphs"] == 1
     assert len(oc.reports()) == 1
     counters.clear()
+
+
+class Unspeakable(OverlapPass):
+    """Fails after the ranks have decided."""
+
+    def _follow_up(self, outcome: Any, ordered: list[Any], adapted: Any, measurer: Any) -> None:
+        super()._follow_up(outcome, [None], adapted, measurer)
+
+
+def test_a_fault_after_the_decision_does_not_undo_it(
+    model: Any, arguments: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Peers carry the decision out, so this rank must too."""
+    before: list[list[Any]] = []
+
+    def look(snodes: list[Any]) -> list[Any]:
+        before.append(list(snodes))
+        return snodes
+
+    config = OverlapConfig()
+    failing = Unspeakable(config, PluginHost.discover(config))
+    [after] = compile_through([look, failing], model, *arguments)
+    assert sum(launches(after)) < sum(launches(before[0]))
+    assert "after the decision on a graph (identical)" in caplog.text
