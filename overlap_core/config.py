@@ -105,8 +105,13 @@ class OverlapConfig:
     """Longest time in seconds that one negotiation may take before program order is kept."""
 
     def digest(self) -> str:
-        """Hex digest over every value; ranks compare it in their votes."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        """Hex digest over the values that ranks must share; they compare it in their votes.
+
+        Where a rank keeps its cost table is its own affair: ranks compare what they loaded.
+        """
+        values = asdict(self)
+        del values["cost_table_path"]
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -155,6 +155,14 @@ def scenarios(rank: int, world_size: int) -> dict[str, Seen]:
 
     seen["every collective"] = compile_and_look(with_all, x, w)
 
+    ours, theirs = ([10, 22], [10, 22]) if rank == 0 else ([22, 10], [22, 10])
+
+    def uneven_exchange(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ gather(w)
+        return functional.all_to_all_single(y[:32], theirs, ours, dist.group.WORLD) + 1
+
+    seen["uneven exchange"] = compile_and_look(uneven_exchange, x, w)
+
     def extra(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = base(x, w, v)
         return y.sum() + (x.T @ x).sum() if rank == 1 else y.sum()
@@ -261,11 +269,21 @@ def test_every_functional_collective_is_replayed(results: list[dict[str, Seen]])
         assert {source for _, source, _ in issuing.values()} == {"measured"}, issuing
 
 
+def test_uneven_splits_are_replayed_with_each_ranks_own(
+    results: list[dict[str, Seen]],
+) -> None:
+    first, second = (result["uneven exchange"].entries for result in results)
+    name = "_c10d_functional.all_to_all_single"
+    assert first[name][1] == "measured"
+    assert first[name] == second[name]
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "plain",
         "every collective",
+        "uneven exchange",
         "other compute",
         "hooks",
         "one rank's collective",
