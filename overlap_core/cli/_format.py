@@ -1,10 +1,29 @@
-"""How the command line writes times."""
+"""How the command line writes times, and gathers as JSON."""
 
 from __future__ import annotations
 
-__all__ = ["format_us"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlap_core.outcome import GatherOutcome
+
+__all__ = ["format_us", "gather_to_json"]
 
 
 def format_us(ns: int) -> str:
     """Nanoseconds as microseconds with one decimal."""
     return f"{ns / 1000:,.1f}"
+
+
+def gather_to_json(gather: GatherOutcome) -> dict[str, Any]:
+    """One gather as every command writes it."""
+    return {
+        "name": gather.name,
+        "from": gather.source,
+        "to": gather.target,
+        "slot": gather.slot,
+        "verdict": gather.verdict,
+        "why": gather.why,
+        "exposed_ns_before": gather.exposed_ns_before,
+        "exposed_ns_after": gather.exposed_ns_after,
+    }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._format import format_us
+from ._format import format_us, gather_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,19 +114,7 @@ def _to_json(
         "in_flight_bytes_after": max(bytes_in_flight(report), default=None),
         "votes": list(votes_in_words(report.votes)),
         "notes": list(report.notes),
-        "gathers": [
-            {
-                "name": gather.name,
-                "from": gather.source,
-                "to": gather.target,
-                "slot": gather.slot,
-                "verdict": gather.verdict,
-                "why": gather.why,
-                "exposed_ns_before": gather.exposed_ns_before,
-                "exposed_ns_after": gather.exposed_ns_after,
-            }
-            for gather in gathers
-        ],
+        "gathers": [gather_to_json(gather) for gather in gathers],
         "costs": [
             {
                 "key": entry.key,

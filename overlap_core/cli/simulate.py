@@ -12,7 +12,7 @@ import click
 
 from overlap_core.errors import GraphFileError, PluginError
 
-from ._format import format_us
+from ._format import format_us, gather_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,19 +122,7 @@ def _to_json(outcomes: Sequence[RankOutcome]) -> dict[str, Any]:
                 "rank": outcome.rank,
                 "order": list(outcome.order),
                 "collectives": list(outcome.collectives),
-                "gathers": [
-                    {
-                        "name": gather.name,
-                        "from": gather.source,
-                        "to": gather.target,
-                        "slot": gather.slot,
-                        "verdict": gather.verdict,
-                        "why": gather.why,
-                        "exposed_ns_before": gather.exposed_ns_before,
-                        "exposed_ns_after": gather.exposed_ns_after,
-                    }
-                    for gather in outcome.gathers
-                ],
+                "gathers": [gather_to_json(gather) for gather in outcome.gathers],
                 "legal": outcome.legal,
             }
             for outcome in outcomes

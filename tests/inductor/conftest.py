@@ -77,6 +77,24 @@ def gather(fake_world: None) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @pytest.fixture
+def model(gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Products, each with a weight that is gathered right before it."""
+
+    def run(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.sin(x @ gather(weight))
+        return x
+
+    return run
+
+
+@pytest.fixture
+def arguments() -> tuple[torch.Tensor, ...]:
+    """Activations and the shards of four weights, for `model`."""
+    return (torch.randn(256, 32), *(torch.randn(8, 32) for _ in range(4)))
+
+
+@pytest.fixture
 def capture(fake_world: None) -> Callable[..., list[Captured]]:
     """Compile a call up to the pass and return each graph that reaches it.
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,28 +21,8 @@ from overlap_core.inductor import check_torch
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.inductor.versions import REQUIRED, SIMPLE_OVERLAP_KEY, PrivateName
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 GATE = "reorder_for_compute_comm_overlap"
 PASSES = "reorder_for_compute_comm_overlap_passes"
-
-
-@pytest.fixture
-def model(gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Four products, each with a weight that is gathered right before it."""
-
-    def run(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        for weight in weights:
-            x = torch.sin(x @ gather(weight))
-        return x
-
-    return run
-
-
-@pytest.fixture
-def arguments() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(16, 32), *(torch.randn(8, 32) for _ in range(4)))
 
 
 def first_pass(snodes: list[Any]) -> list[Any]:

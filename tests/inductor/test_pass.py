@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ import overlap_core as oc
 from overlap_core.config import OverlapConfig
 from overlap_core.host import PluginHost
 from overlap_core.inductor.overlap_pass import OverlapPass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 
@@ -40,21 +37,6 @@ def compile_through(passes: list[Any], fn: Any, *args: Any) -> list[list[Any]]:
 def make_pass(*plugins: object, **settings: Any) -> OverlapPass:
     config = OverlapConfig(**settings)
     return OverlapPass(config, PluginHost.discover(config, plugins=plugins))
-
-
-@pytest.fixture
-def model(gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def run(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        for weight in weights:
-            x = torch.sin(x @ gather(weight))
-        return x
-
-    return run
-
-
-@pytest.fixture
-def arguments() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(256, 32), *(torch.randn(8, 32) for _ in range(4)))
 
 
 def launches(snodes: list[Any]) -> list[int]:
