@@ -78,7 +78,7 @@ def demo(ranks: int, diverge: Any, blocks: int, uneven: bool, timeout_s: float) 
         _print_task(console, task)
         try:
             with _progress(console, Path(folder), ranks):
-                results = run_ranks(demo_rank, ranks, task, deadline_s=timeout_s)
+                results = run_ranks(demo_rank, ranks, task, deadline_s=timeout_s, tries=2)
         except RankFailure as failure:
             click.echo(f"Error: {failure}", err=True)
             sys.exit(1)

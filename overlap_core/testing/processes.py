@@ -50,6 +50,7 @@ def run_ranks(
     deadline_s: float,
     pg_timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None,
+    tries: int = 1,
 ) -> list[Any]:
     """Call ``fn(rank, world_size, *args)`` on ``world_size`` new processes; return their results.
 
@@ -61,6 +62,9 @@ def run_ranks(
         deadline_s: for everything, from the start of the first process.
         pg_timeout_s: of the process group; never longer than ``deadline_s``.
         env: environment variables, set before torch is imported.
+        tries: start anew, so many times in all, if ranks were killed by a memory fault (SIGABRT,
+            SIGBUS, SIGSEGV). On the CPU, torch 2.13's gloo sometimes corrupts
+            memory while collectives overlap with compute, also under Inductor's own reordering.
 
     Returns:
         What ``fn`` returned (anything that pickles), by rank.
@@ -71,6 +75,36 @@ def run_ranks(
     """
     if "." in fn.__qualname__:  # also "<locals>" and lambdas in functions
         raise TypeError(f"run_ranks needs a module-level function, not {fn.__qualname__}")
+    for left in range(tries - 1, -1, -1):
+        ranks, message = _run_once(fn, world_size, args, deadline_s, pg_timeout_s, env)
+        if not message:
+            return [pickle.loads(rank.payload) for rank in ranks]
+        if not left or not _is_memory_fault(ranks):
+            raise RankFailure(message)
+        print(f"starting the ranks anew after a memory fault: {message}", file=sys.stderr)
+    raise ValueError(f"tries={tries}: expected at least 1")
+
+
+_MEMORY_FAULTS = tuple(
+    f"exit code -{number:d}".encode() for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
+)
+
+
+def _is_memory_fault(ranks: list[_Rank]) -> bool:
+    """Whether a rank died of a memory fault; what others raised is a consequence of that."""
+    died = [rank.payload for rank in ranks if rank.outcome == "died"]
+    return bool(died) and all(payload in _MEMORY_FAULTS for payload in died)
+
+
+def _run_once(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    deadline_s: float,
+    pg_timeout_s: float,
+    env: Mapping[str, str] | None,
+) -> tuple[list[_Rank], str]:
+    """One try: the ranks, all ended, and what went wrong if anything did."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overlap-ranks-")))
         # The parent binds port 0 and keeps the store: no race for a port, no rank is special.
@@ -94,8 +128,8 @@ def run_ranks(
                 ranks.append(_start(task))
         _collect(ranks, deadline)
         if any(rank.outcome != "ok" for rank in ranks):
-            raise RankFailure(_failure_message(fn, ranks, deadline_s))
-        return [pickle.loads(rank.payload) for rank in ranks]
+            return list(ranks), _failure_message(fn, ranks, deadline_s)
+        return list(ranks), ""
 
 
 @attrs.define(kw_only=True)

@@ -114,3 +114,22 @@ def records(rank: int, world: int) -> list[tuple[str, int, int]]:
 def test_recorder_sees_eager_collectives_while_it_is_active() -> None:
     expected = [("allreduce_", 1, 1), ("allreduce_", 2, 6)]
     assert run_ranks(records, 2, deadline_s=40) == [expected] * 2
+
+
+def abort_once(rank: int, world_size: int, marker: str) -> int:
+    """Die of a memory fault at the first try."""
+    path = Path(f"{marker}{rank}")
+    if not path.exists():
+        path.write_text("tried")
+        os.abort()
+    return rank
+
+
+def test_ranks_that_died_of_a_memory_fault_are_started_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = str(tmp_path / "tried")
+    with pytest.raises(RankFailure, match="exit code -6"):
+        run_ranks(abort_once, 2, marker + "-first", deadline_s=60)
+    assert run_ranks(abort_once, 2, marker, deadline_s=60, tries=2) == [0, 1]
+    assert "anew after a memory fault" in capfd.readouterr().err

@@ -100,7 +100,7 @@ def op_check(rank: int, world: int) -> None:
 
 
 def test_attention_op_is_a_well_formed_custom_op() -> None:
-    run_ranks(op_check, 2, deadline_s=60)
+    run_ranks(op_check, 2, deadline_s=60, tries=3)
 
 
 class Tied(nn.Module):
@@ -137,7 +137,7 @@ def tied_uneven_and_scalar(rank: int, world: int) -> None:
 
 
 def test_tied_uneven_and_scalar_parameters() -> None:
-    run_ranks(tied_uneven_and_scalar, 2, deadline_s=60)
+    run_ranks(tied_uneven_and_scalar, 2, deadline_s=60, tries=3)
 
 
 def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]:
@@ -153,7 +153,7 @@ def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]
 def test_parameters_are_cast_before_the_gather() -> None:
     half = ("bfloat16", "bfloat16")
     expected = ("torch.bfloat16", "torch.float32", [half, half])
-    assert run_ranks(param_dtype, 2, deadline_s=60) == [expected, expected]
+    assert run_ranks(param_dtype, 2, deadline_s=60, tries=3) == [expected, expected]
 
 
 def unequal_state(rank: int, world: int) -> str:
@@ -164,7 +164,7 @@ def unequal_state(rank: int, world: int) -> str:
 
 
 def test_unequal_states_are_refused_on_every_rank() -> None:
-    messages = run_ranks(unequal_state, 2, deadline_s=60)
+    messages = run_ranks(unequal_state, 2, deadline_s=60, tries=3)
     assert messages[0].startswith("the full parameters on ranks [1] differ from those on rank 0")
     assert len(set(messages)) == 1
 
@@ -183,6 +183,6 @@ def diverging(rank: int, world: int, diverge: Diverge) -> tuple[int, list[object
     ("diverge", "extra"), [("none", 0), ("compute", 0), ("skeleton", 4), ("count", 1)]
 )
 def test_diverging_ranks_agree_on_what_they_share(diverge: Diverge, extra: int) -> None:
-    first, last = run_ranks(diverging, 2, diverge, deadline_s=60)
+    first, last = run_ranks(diverging, 2, diverge, deadline_s=60, tries=3)
     assert last[0] - first[0] == extra
     assert first[1:] == last[1:]
