@@ -31,6 +31,9 @@ def test_the_example_runs_under_torchrun(readme: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
     status, output, errors = run_torchrun(script)
+    if status and re.search(r"exitcode +: -(6|11)", errors):
+        # gloo's memory fault, as `run_ranks` describes it.
+        status, output, errors = run_torchrun(script)
     assert status == 0, errors
     # Forward and backward on two ranks, whose lines may run into each other.
     assert output.count("identical") == 4, output
