@@ -81,7 +81,10 @@ def run_ranks(
             return [pickle.loads(rank.payload) for rank in ranks]
         if not left or not _is_memory_fault(ranks):
             raise RankFailure(message)
-        print(f"starting the ranks anew after a memory fault: {message}", file=sys.stderr)
+        print(
+            f"starting {world_size} ranks of {fn.__name__} anew after a memory fault",
+            file=sys.stderr,
+        )
     raise ValueError(f"tries={tries}: expected at least 1")
 
 
