@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .graph import first_violation
 from .outcome import GatherOutcome, RankOutcome
 from .placement import Verdict
 from .ranks import Mode
@@ -92,8 +93,6 @@ def describe_gathers(
 
 
 def _is_legal(view: RankView, order: tuple[int, ...]) -> bool:
-    from .graph import first_violation
-
     complete = sorted(order) == list(range(len(view.graph.nodes)))
     return complete and first_violation(view.graph.predecessors, order) is None
 

@@ -139,8 +139,7 @@ def _dim(graph: OverlapGraph, size: Size) -> Dim:
     expression = parse_expression(size)
     if expression.constant is not None:
         return expression.constant
-    hints = {name: hint for name, hint in graph.symbols.items() if hint is not None}
-    return ("~", expression.evaluate(hints))
+    return ("~", expression.evaluate(graph.known_hints))
 
 
 def _total_bytes(shapes: tuple[tuple[Dim, ...], ...], dtypes: tuple[str, ...]) -> int | None:

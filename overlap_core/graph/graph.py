@@ -47,6 +47,11 @@ class OverlapGraph:
         return {node.name: position for position, node in enumerate(self.nodes)}
 
     @cached_property
+    def known_hints(self) -> dict[str, int]:
+        """Size hints of the symbols that have one."""
+        return {name: hint for name, hint in self.symbols.items() if hint is not None}
+
+    @cached_property
     def producers(self) -> dict[str, int]:
         """Position of the node that writes each buffer first."""
         found: dict[str, int] = {}

@@ -136,7 +136,7 @@ def adapt(
         nodes=tuple(nodes),
         inputs=inputs,
         constants=tuple(constants),
-        outputs=tuple(n for n in _output_names(inductor_graph) if n in known),
+        outputs=tuple(n for n in inductor_graph.get_output_names() if n in known),
         symbols=sizes.hints(),
     )
     return AdaptedGraph(
@@ -274,7 +274,3 @@ def _origins(snode: Any) -> tuple[str, ...]:
         for origin in getattr(inner, "origins", ()) or ():
             found.add(str(origin.target))
     return tuple(sorted(found))
-
-
-def _output_names(inductor_graph: Any) -> tuple[str, ...]:
-    return tuple(inductor_graph.get_output_names())

@@ -20,7 +20,7 @@ from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.simulation import group_ranks
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
-from .dependencies import reorder_comm_deps
+from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import default_store, is_fake_world, rank_and_world_size
 from .identity import identify
 from .measure import DeviceMeasurer
@@ -78,7 +78,7 @@ class OverlapPass:
     def _reorder(self, snodes: list[Any]) -> list[Any]:
         world = rank_and_world_size()
         if world is None:
-            if any(_is_collective(snode) for snode in snodes):
+            if any(map(is_collective_kernel, snodes)):
                 add_record(_kept(0, "no process group is initialized"))
             return snodes
         rank, world_size = world
@@ -216,12 +216,6 @@ def _is_of_interest(snodes: Sequence[Any]) -> bool:
     """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
     name = getattr(V.graph, "name", None) or ""
     return bool(snodes) and not name.startswith("benchmark_")
-
-
-def _is_collective(snode: Any) -> bool:
-    from .dependencies import is_collective_kernel
-
-    return is_collective_kernel(snode)
 
 
 def _kept(

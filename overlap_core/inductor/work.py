@@ -11,6 +11,8 @@ from overlap_core.costs import CostRequest
 from overlap_core.graph import NodeKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from overlap_core.costs import Dim
     from overlap_core.graph import Node
 
@@ -24,26 +26,14 @@ def describe_work(snode: Any, node: Node, sizes: SizeReader) -> CostRequest:
 
     Isomorphic nodes give equal keys, also on other ranks and whatever their symbols are called.
     """
-    inputs, dtypes, read_bytes = _inputs(snode, sizes)
-    outputs: list[tuple[Dim, ...]] = []
-    write_bytes: int | None = 0
-    output_dtypes: list[str] = []
-    for output in snode.get_outputs():
-        shape = _shape(output.node)
-        if shape is None:
-            continue
-        outputs.append(sizes.dims(shape))
-        output_dtypes.append(_dtype(output.node))
-        count = sizes.numel(shape)
-        if count is None or write_bytes is None:
-            write_bytes = None
-        else:
-            write_bytes += count * output.node.get_dtype().itemsize
+    inputs, input_dtypes, read_bytes = _describe_tensors(_inputs(snode), sizes)
+    made = [output.node for output in snode.get_outputs()]
+    outputs, output_dtypes, write_bytes = _describe_tensors(made, sizes)
     return CostRequest(
         kind=str(node.kind),
         op=node.op if node.op != "fused" else "fused:" + ",".join(node.origins),
         inputs=tuple(inputs),
-        input_dtypes=tuple(dtypes),
+        input_dtypes=tuple(input_dtypes),
         outputs=tuple(outputs),
         output_dtypes=tuple(output_dtypes),
         device=_device_name(snode.get_device()),
@@ -55,11 +45,16 @@ def describe_work(snode: Any, node: Node, sizes: SizeReader) -> CostRequest:
     )
 
 
-def _inputs(snode: Any, sizes: SizeReader) -> tuple[list[tuple[Dim, ...]], list[str], int | None]:
-    """Shapes, dtypes and total bytes of what is read: extern inputs in order, else buffers."""
+def _inputs(snode: Any) -> list[Any]:
+    """What is read: an extern node's inputs in the order of its arguments, else buffers."""
     values = getattr(snode.node, "inputs", None)
-    if not values:
-        values = [_find_buffer(snode, dep.name) for dep in _data_reads(snode)]
+    return values or [_find_buffer(snode, dep.name) for dep in _data_reads(snode)]
+
+
+def _describe_tensors(
+    values: Iterable[Any], sizes: SizeReader
+) -> tuple[list[tuple[Dim, ...]], list[str], int | None]:
+    """Shapes, dtypes and total bytes of those values that have a shape."""
     shapes: list[tuple[Dim, ...]] = []
     dtypes: list[str] = []
     total: int | None = 0
