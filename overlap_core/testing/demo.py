@@ -18,7 +18,6 @@ import overlap_core
 from overlap_core.testing.models import Transformer, TransformerConfig, example_input
 from overlap_core.testing.recorder import CollectiveRecorder, RecordedCollective
 from overlap_core.testing.simple_fsdp import shard_module
-from overlap_core.testing.ulysses import OP_NAME
 
 __all__ = ["PHASES", "DemoResult", "DemoTask", "demo_rank", "slowest_phase"]
 
@@ -65,8 +64,6 @@ class DemoResult:
 
 def demo_rank(rank: int, world_size: int, task: DemoTask) -> DemoResult:
     """Compile, run and record on this rank; called through `run_ranks`."""
-    # As a user of a model library with such an op would: it communicates, though nobody sees it.
-    overlap_core.register_materialize_inputs(OP_NAME, has_internal_collective=True)
     mesh = init_device_mesh("cpu", (world_size,))
     model = shard_module(Transformer(task.model, mesh.get_group()), mesh)
     inputs: list[Any] = [example_input(task.model, list(task.splits), rank)]
