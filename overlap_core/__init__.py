@@ -6,6 +6,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from .config import OverlapConfig
+from .costs import Cost
 from .errors import OverlapError
 from .graph import Node, NodeKind, OverlapGraph
 from .hookspecs import hookimpl
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Communication",
+    "Cost",
     "Node",
     "NodeKind",
     "OverlapConfig",

@@ -21,7 +21,7 @@ from .errors import ConfigError, PluginError
 from .hookspecs import PROJECT_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from .config import OverlapConfig
 
@@ -64,15 +64,23 @@ def remedy(name: str) -> str:
 
 
 def find_plugins(
-    config: OverlapConfig, given: Iterable[object], environ: Mapping[str, str]
+    config: OverlapConfig,
+    given: Iterable[object],
+    environ: Mapping[str, str],
+    installed: Collection[str] | None = None,
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """All plugins in calling order (third-party by name, then built-ins by name), and notes.
 
+    `installed` names the installed plugins to look at; None: all of them.
+
     Raises:
         ConfigError: a plugin to leave out is unknown, or essential.
-        PluginError: two plugins share a name, or one can't be loaded or needs another version.
+        PluginError: two plugins share a name, or one can't be loaded or needs another version, or
+            none of a name in `installed` is there.
     """
     entry_points = sorted(metadata.entry_points(group=PROJECT_NAME), key=_entry_point_key)
+    if installed is not None:
+        entry_points = _only(entry_points, installed)
     objects = _name_given(given)
     known = {*_BUILTINS, *(point.name for point in entry_points), *objects}
     disabled = _disabled(config, environ, known)
@@ -81,14 +89,27 @@ def find_plugins(
     notes = [note for point in entry_points if (note := _check_requirement(point))]
 
     found = {point.name: _load(point) for point in entry_points}
-    installed = [candidate.plugin for candidate in found.values()]
+    loaded = [candidate.plugin for candidate in found.values()]
     for name, plugin in objects.items():
-        if name in disabled or any(plugin is other for other in installed):
+        if name in disabled or any(plugin is other for other in loaded):
             continue
         _refuse_clash(name, plugin, found)
         found[name] = _from_object(name, plugin)
     builtins = [_builtin(name) for name in sorted(_BUILTINS) if name not in disabled]
     return (*(found[name] for name in sorted(found)), *builtins), tuple(notes)
+
+
+def _only(
+    entry_points: list[metadata.EntryPoint], names: Collection[str]
+) -> list[metadata.EntryPoint]:
+    known = sorted({point.name for point in entry_points})
+    for name in names:
+        if name not in known:
+            raise PluginError(
+                f"no plugin named {name!r} is installed; installed are: "
+                f"{', '.join(known) or 'none'}"
+            )
+    return [point for point in entry_points if point.name in names]
 
 
 def _entry_point_key(point: metadata.EntryPoint) -> tuple[str, str, str]:

@@ -6,16 +6,20 @@ which plugin gave the answer or raised.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import pluggy
 
 from . import hookspecs
+from ._bounded import StillRunningError, run_bounded
 from ._discovery import remedy
 from .errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pluggy import HookImpl
 
@@ -23,17 +27,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HookCalls"]
 
+T = TypeVar("T")
+
 
 class HookCalls:
     """All implementations in calling order: plugins by name, then built-ins by name.
+
+    A plugin that takes longer than `limit_s` seconds, in one call or in all calls of one
+    `bounded` block, is at fault as if it had raised.
 
     Raises:
         PluginError: a plugin implements a hook that doesn't exist or with other arguments, as a
             wrapper, without the mark, or implements none.
     """
 
-    def __init__(self, candidates: tuple[Candidate, ...]) -> None:
+    def __init__(self, candidates: tuple[Candidate, ...], limit_s: float) -> None:
         self._candidates = {candidate.name: candidate for candidate in candidates}
+        self._limit_s = limit_s
+        self._block = _Block()
         manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         manager.add_hookspecs(hookspecs)
         self._specs = sorted(name for name in vars(manager.hook) if name.startswith("overlap_"))
@@ -76,11 +87,54 @@ class HookCalls:
         """Call one implementation; whatever `Exception` it raises becomes a `PluginError`."""
         args = [values[name] for name in impl.argnames]
         kwargs = {name: values[name] for name in impl.kwargnames if name in values}
+
+        def invoke() -> object:
+            try:
+                return impl.function(*args, **kwargs)
+            except Exception as error:
+                problem = f"raised {type(error).__name__}: {error}"
+                raise self.error(impl, hook, subject, problem) from error
+
+        if self._candidates[impl.plugin_name].builtin:
+            return invoke()
+        if not self._block.active:
+            return self.bounded(lambda: self.call(impl, hook, subject, **values))
+        calls = self._block.calls
+        with calls.timed(impl, hook, subject):
+            answer = invoke()
+        if calls.spent_s[impl.plugin_name] > self._limit_s:
+            raise self._too_slow(impl, hook, subject)
+        return answer
+
+    def bounded(self, function: Callable[[], T]) -> T:
+        """Run code that calls many hooks, so that no plugin can hold it up for ever.
+
+        Raises:
+            PluginError: from the code, or since a plugin took too long.
+        """
+        calls = _Calls()
+
+        def run() -> T:
+            self._block.calls = calls
+            self._block.active = True
+            return function()
+
         try:
-            return impl.function(*args, **kwargs)
-        except Exception as error:
-            problem = f"raised {type(error).__name__}: {error}"
-            raise self.error(impl, hook, subject, problem) from error
+            return run_bounded(run, lambda: calls.current_s() > self._limit_s)
+        except StillRunningError:
+            current = calls.current
+            if current is None:  # it has returned just now; the next call would have failed
+                raise PluginError(
+                    f"a plugin took more than {self._limit_s:g} s (plugin_timeout_s)"
+                ) from None
+            raise self._too_slow(*current[:3], returned=False) from None
+
+    def _too_slow(
+        self, impl: HookImpl, hook: str, subject: str, *, returned: bool = True
+    ) -> PluginError:
+        took = "took more than" if returned else "has not returned for"
+        problem = f"{took} {self._limit_s:g} s (plugin_timeout_s in OverlapConfig)"
+        return self.error(impl, hook, subject, problem)
 
     def wrong_type(
         self, impl: HookImpl, hook: str, subject: str, got: object, wanted: str
@@ -141,3 +195,33 @@ class HookCalls:
 def function_name(impl: HookImpl) -> str:
     """The name of the function that implements a hook, which `specname` may make another one."""
     return str(getattr(impl.function, "__name__", ""))
+
+
+class _Calls:
+    """How long each plugin took in one block, and which call is going on."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = {}
+        self.current: tuple[HookImpl, str, str, float] | None = None
+
+    @contextmanager
+    def timed(self, impl: HookImpl, hook: str, subject: str) -> Iterator[None]:
+        start = time.monotonic()
+        self.current = (impl, hook, subject, start)
+        try:
+            yield
+        finally:
+            spent = self.spent_s.get(impl.plugin_name, 0.0)
+            self.spent_s[impl.plugin_name] = spent + time.monotonic() - start
+            self.current = None
+
+    def current_s(self) -> float:
+        current = self.current
+        return 0.0 if current is None else time.monotonic() - current[3]
+
+
+class _Block(threading.local):
+    """Whether this thread is inside of a bounded block."""
+
+    active = False
+    calls: _Calls

@@ -101,6 +101,8 @@ class OverlapConfig:
     """File in which measured costs are kept for the next start; None: nowhere."""
     max_replay_bytes: int = field(default=1 << 30, validator=_at_least(0))
     """Most bytes of arguments that one op may get for its measurement."""
+    plugin_timeout_s: float = field(default=60.0, validator=_at_least(0.001))
+    """Longest time in seconds that one plugin may take for one graph; then it is at fault."""
     deadline_s: float = field(default=300.0, validator=_at_least(0.001))
     """Longest time in seconds that one negotiation may take before program order is kept."""
 

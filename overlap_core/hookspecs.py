@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .costs.types import CostRequest
+    from .costs.types import Cost, CostRequest
     from .graph import Node, OverlapGraph
     from .placement.plan import Plan
     from .ranks.votes import ModeDecision, Vote
@@ -163,7 +163,7 @@ def overlap_realize_tensor(spec: TensorSpec) -> torch.Tensor | None:
 
 
 @hookspec(firstresult=True)
-def overlap_measure_cost(request: CostRequest) -> int | None:
+def overlap_measure_cost(request: CostRequest) -> Cost | int | None:
     """Give the time of one node, from a measurement, a table or a formula.
 
     When:
@@ -174,7 +174,8 @@ def overlap_measure_cost(request: CostRequest) -> int | None:
         request: the structural key, frozen. A symbolic dimension is `("~", hint)`.
 
     Return, and what None means:
-        Nanoseconds as an int of at least 0.
+        Nanoseconds as an int of at least 0. For an op that communicates inside, a
+        `Cost(ns=..., network_ns=...)` also says which part of the time is spent on the network.
         None: no opinion; if nobody has one, the cost is unknown.
 
     Order:

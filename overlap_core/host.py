@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ._discovery import find_plugins, remedy
 from ._hook_calls import HookCalls, function_name
 from .errors import ConfigError, PluginError
-from .registry import OpRegistry
+from .registry import OpRegistry, op_was_seen_communicating
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import torch
     from pluggy import HookImpl
 
     from ._discovery import Candidate
     from .config import OverlapConfig
-    from .costs.types import CostRequest
+    from .costs.types import Cost, CostRequest
     from .graph import Node, OverlapGraph
     from .placement.plan import Plan
     from .ranks.votes import ModeDecision, Vote
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .skeleton.entries import Communication
 
 __all__ = ["PluginHost", "PluginInfo"]
+
+T = TypeVar("T")
 
 _DEFAULT_LADDER = "default"
 _FREEST_FIRST = ("identical", "slot", "pinned", "abort")
@@ -62,11 +65,16 @@ class PluginHost:
     """The plugins of one installation of the pass. Make one with `discover`."""
 
     def __init__(
-        self, candidates: Iterable[Candidate], *, ladder: str, notes: Iterable[str] = ()
+        self,
+        candidates: Iterable[Candidate],
+        *,
+        ladder: str,
+        notes: Iterable[str] = (),
+        timeout_s: float = math.inf,
     ) -> None:
         self._candidates = tuple(candidates)
         self._notes = tuple(notes)
-        self._calls = HookCalls(self._candidates)
+        self._calls = HookCalls(self._candidates, timeout_s)
         self._ladders = _find_ladders(self._calls)
         if ladder not in self._ladders:
             raise ConfigError(
@@ -82,9 +90,11 @@ class PluginHost:
         *,
         plugins: Iterable[object] = (),
         environ: Mapping[str, str] = os.environ,
+        installed: Collection[str] | None = None,
     ) -> PluginHost:
         """Load the built-ins, the installed plugins and the given ones, and register their ops.
 
+        `installed` names the installed plugins to load; None: all of them.
         `plugins` holds modules or instances; the name of one is its `overlap_plugin_name`, or
         `__name__`, or its class's name, and `overlap_plugin_version` or `__version__` its version.
 
@@ -93,8 +103,13 @@ class PluginHost:
             PluginError: a plugin can't be loaded, clashes with another, implements a hook that
                 doesn't exist or with other arguments, or fails to register its ops.
         """
-        candidates, notes = find_plugins(config, plugins, environ)
-        host = cls(candidates, ladder=config.mode_ladder, notes=notes)
+        candidates, notes = find_plugins(config, plugins, environ, installed)
+        host = cls(
+            candidates,
+            ladder=config.mode_ladder,
+            notes=notes,
+            timeout_s=config.plugin_timeout_s,
+        )
         host.register_ops()
         return host
 
@@ -141,14 +156,27 @@ class PluginHost:
             if result is not None:
                 raise calls.wrong_type(impl, hook, "", result, "None")
 
+    def bounded(self, function: Callable[[], T]) -> T:
+        """Run code that calls this host many times; a plugin that blocks is given up.
+
+        Raises:
+            PluginError: a plugin failed, or took longer than `plugin_timeout_s`.
+        """
+        return self._calls.bounded(function)
+
     def classify(self, node: Node) -> Communication | None:
-        """What a node communicates, or None if no plugin knows."""
+        """What a node communicates, or None if no plugin knows.
+
+        An op that was seen to communicate does so, whatever a plugin says.
+        """
         from .skeleton.entries import Communication
 
         hook, subject = "overlap_classify_node", f"node {node.name!r} ({node.op})"
         for impl, answer in self._calls.answers(hook, subject, node=node):
             if not isinstance(answer, Communication):
                 raise self._calls.wrong_type(impl, hook, subject, answer, "Communication or None")
+            if not answer.issues and op_was_seen_communicating(node.op):
+                return evolve(answer, issues=True, groups=() if node.group is None else node.group)
             return answer
         return None
 
@@ -179,14 +207,19 @@ class PluginHost:
             return answer
         return None
 
-    def measure_cost(self, request: CostRequest) -> int | None:
-        """Nanoseconds for a structural key, or None if no plugin knows."""
+    def measure_cost(self, request: CostRequest) -> Cost | None:
+        """The cost of a structural key, or None if no plugin knows."""
+        from .costs.types import Cost, CostSource
+
         hook, subject = "overlap_measure_cost", f"node {request.node!r} ({request.op})"
         for impl, answer in self._calls.answers(hook, subject, request=request):
-            if isinstance(answer, bool) or not isinstance(answer, int) or answer < 0:
-                wanted = "nanoseconds (an int of at least 0) or None"
+            cost = answer if isinstance(answer, Cost) else Cost(ns=answer)  # type: ignore[arg-type]
+            network_ns = 0 if cost.network_ns is None else cost.network_ns
+            if not (_is_time(cost.ns) and _is_time(network_ns) and network_ns <= cost.ns):
+                wanted = "nanoseconds (an int of at least 0), a Cost with such times, or None"
                 raise self._calls.wrong_type(impl, hook, subject, answer, wanted)
-            return answer
+            known = cost.source is not CostSource.UNKNOWN
+            return cost if known else evolve(cost, source=CostSource.ANALYTICAL)
         return None
 
     def choose_mode(self, votes: Iterable[Vote]) -> ModeDecision:
@@ -214,7 +247,10 @@ class PluginHost:
 
         hook, subject = "overlap_adjust_plan", f"the plan of rank {graph.rank}"
         for impl in self._calls.of(hook):
-            adjusted = self._calls.call(impl, hook, subject, plan=plan, graph=graph)
+            lent = evolve(graph, symbols=dict(graph.symbols))
+            adjusted = self._calls.call(impl, hook, subject, plan=plan, graph=lent)
+            if lent != graph:
+                raise self._calls.error(impl, hook, subject, "changed the graph that it was given")
             if adjusted is None:
                 continue
             if not isinstance(adjusted, Plan):
@@ -249,6 +285,10 @@ class PluginHost:
         if not isinstance(decision, ModeDecision) or not isinstance(decision.mode, Mode):
             raise self._calls.wrong_type(impl, hook, subject, decision, "a ModeDecision or None")
         return decision
+
+
+def _is_time(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:

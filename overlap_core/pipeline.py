@@ -116,8 +116,12 @@ def prepare(
     if fault:
         return view
     try:
-        skeleton = build_skeleton(graph, host.classify)
-        costs = resolve_costs(graph, host.measure_cost, requests)
+        skeleton, costs = host.bounded(
+            lambda: (
+                build_skeleton(graph, host.classify),
+                resolve_costs(graph, host.measure_cost, requests),
+            )
+        )
         return evolve(
             view,
             skeleton=skeleton,

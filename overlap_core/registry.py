@@ -6,6 +6,9 @@ replay inputs for it (`materialize_inputs`) and whether it communicates inside
 
 Entries only grow. A flag that was ever True stays True, and a hook that was ever given stays:
 the careful reading wins, whatever was imported first. A second, different hook is refused.
+
+Beside what is declared stands what was seen: ops that called torch.distributed while they were
+replayed count as communicating from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import re
 import threading
 from functools import lru_cache
@@ -35,9 +39,14 @@ __all__ = [
     "apply_materialize_inputs",
     "canonical_op_name",
     "get_materialize_inputs_hook",
+    "is_declared",
+    "note_communicating",
+    "note_compiled",
     "op_has_internal_collective",
+    "op_was_seen_communicating",
     "register_custom_op",
     "register_materialize_inputs",
+    "registered_ops",
     "registry_digest",
 ]
 
@@ -49,12 +58,17 @@ class _Entry:
     materialize_inputs: MaterializeInputs | None = None
     has_internal_collective: bool = False
     owner: str | None = None
-    """Who gave the hook: a plugin's name, or None for code that registers by itself."""
+    """Who gave the hook, or registered first: a plugin's name, or None for other code."""
     batch: object = None
     """Identity of the `OpRegistry` through which it came; a later one may replace the hook."""
 
 
+logger = logging.getLogger(__name__)
+
 _entries: dict[str, _Entry] = {}
+_seen_communicating: set[str] = set()
+_compiled: set[str] = set()
+"""Opaque ops of the graphs so far."""
 _lock = threading.Lock()
 
 
@@ -118,7 +132,7 @@ def _merged(name: str, hook: object, flag: object, *, owner: str | None, batch: 
     old = _entries.get(name, _Entry())
     entry = evolve(old, has_internal_collective=flag or old.has_internal_collective)
     if hook is None:
-        return entry
+        return evolve(entry, owner=owner) if name not in _entries else entry
     known = old.materialize_inputs
     # What a plugin registered at an earlier discovery, it may register anew.
     anew = owner is not None and owner == old.owner and batch is not old.batch
@@ -135,7 +149,21 @@ def _add(
 ) -> None:
     name = _checked_name(op_name)
     with _lock:
-        _entries[name] = _merged(name, hook, flag, owner=owner, batch=batch)
+        old = _entries.get(name, _Entry())
+        new = _entries[name] = _merged(name, hook, flag, owner=owner, batch=batch)
+        late = name in _compiled and not _says_the_same(old, new)
+    if late:
+        logger.warning(
+            "op %r is registered after a graph that uses it was compiled: that graph was ordered "
+            "without this knowledge. Register the op before the first compiled call",
+            name,
+        )
+
+
+def _says_the_same(old: _Entry, new: _Entry) -> bool:
+    return old.has_internal_collective == new.has_internal_collective and (
+        (old.materialize_inputs is None) == (new.materialize_inputs is None)
+    )
 
 
 class OpRegistry:
@@ -258,9 +286,42 @@ def get_materialize_inputs_hook(op_name: str) -> MaterializeInputs | None:
 
 
 def op_has_internal_collective(op_name: str) -> bool:
-    """Whether an op is registered as communicating inside, under any way to write its name."""
+    """Whether an op is registered, or was seen, to communicate inside.
+
+    Any way to write its name is understood.
+    """
+    return is_declared(op_name) or op_was_seen_communicating(op_name)
+
+
+def is_declared(op_name: str) -> bool:
+    """Whether an op is registered as communicating inside."""
     entry = _entries.get(canonical_op_name(op_name) or "")
-    return entry.has_internal_collective if entry else False
+    return entry is not None and entry.has_internal_collective
+
+
+def op_was_seen_communicating(op_name: str) -> bool:
+    """Whether an op called torch.distributed while it was replayed, whatever is declared."""
+    return canonical_op_name(op_name) in _seen_communicating
+
+
+def note_communicating(op_names: Iterable[str]) -> tuple[str, ...]:
+    """Remember ops that were seen to communicate; returns those that nobody knew of, sorted."""
+    names = {name for name in map(canonical_op_name, op_names) if name is not None}
+    with _lock:
+        new = {name for name in names if not op_has_internal_collective(name)}
+        _seen_communicating.update(names)
+    return tuple(sorted(new))
+
+
+def note_compiled(op_names: Iterable[str]) -> None:
+    """Remember opaque ops of a graph, so that a later registration can say that it is late."""
+    _compiled.update(name for name in map(canonical_op_name, op_names) if name is not None)
+
+
+def registered_ops() -> tuple[tuple[str, str | None], ...]:
+    """Names of all registered ops, sorted, each with the plugin that registered it, if one did."""
+    with _lock:
+        return tuple((name, _entries[name].owner) for name in sorted(_entries))
 
 
 def apply_materialize_inputs(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from overlap_core.costs.types import Cost
 from overlap_core.graph.nodes import NodeKind
 from overlap_core.hookspecs import hookimpl
 from overlap_core.registry import canonical_op_name
@@ -128,7 +129,7 @@ _WIDTHS = {8: r"float[48]|int8", 16: r"float16|half", 32: r"float32", 64: r"floa
 
 
 @hookimpl(trylast=True)
-def overlap_measure_cost(request: CostRequest) -> int | None:
+def overlap_measure_cost(request: CostRequest) -> Cost | int | None:
     """Estimate a cost from shapes; None if the request doesn't say enough."""
     device = next(one for one in _DEVICES if re.search(one.pattern, request.device.lower()))
     op = canonical_op_name(request.op)
@@ -139,7 +140,8 @@ def overlap_measure_cost(request: CostRequest) -> int | None:
     compute = _compute_ns(request, op or request.op, device)
     if compute is None or request.kind != NodeKind.OPAQUE or request.group_size is None:
         return compute
-    return compute + (_collective_ns(request, op or request.op, device) or 0)
+    network = _collective_ns(request, op or request.op, device) or 0
+    return Cost(ns=compute + network, network_ns=network)
 
 
 def _collective_ns(request: CostRequest, op: str, device: _Device) -> int | None:

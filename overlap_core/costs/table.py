@@ -28,14 +28,15 @@ _UNPACK_OPS = frozenset({"multi_output", "MultiOutput", "unpack"})
 
 def resolve_costs(
     graph: OverlapGraph,
-    measure: Callable[[CostRequest], int | None],
+    measure: Callable[[CostRequest], Cost | int | None],
     requests: Sequence[CostRequest | None] | None = None,
 ) -> tuple[Cost, ...]:
     """The cost of each node: its own `cost_ns` if it has one, else what `measure` answers.
 
     Args:
         graph: the nodes.
-        measure: nanoseconds for a structural key, or None; asked once for each distinct key.
+        measure: nanoseconds for a structural key, a whole `Cost`, or None; asked once for each
+            distinct key.
         requests: one key a node from whoever knows more than the graph says, None for nodes
             that cost nothing; without it the keys are made from the graph.
 
@@ -62,15 +63,19 @@ def resolve_costs(
             request = cost_request(graph, position) if request is None else request
             cost = asked.get(request)
             if cost is None:
-                ns = measure(request)
-                cost = asked[request] = Cost(
-                    ns=ns,
-                    network_ns=node.network_ns,
-                    source=CostSource.UNKNOWN if ns is None else CostSource.ANALYTICAL,
-                    why="" if ns is not None else "no source knows this op",
-                )
+                cost = asked[request] = _as_cost(measure(request))
+            if node.network_ns is not None:
+                cost = evolve(cost, network_ns=node.network_ns)
             result.append(cost)
     return tuple(result)
+
+
+def _as_cost(answer: Cost | int | None) -> Cost:
+    if isinstance(answer, Cost):
+        return answer
+    if answer is None:
+        return Cost(why="no source knows this op")
+    return Cost(ns=answer, source=CostSource.ANALYTICAL)
 
 
 def apply_measurements(

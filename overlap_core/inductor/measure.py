@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dispatch.python import no_python_dispatcher
-from torch._guards import tracing
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from overlap_core.costs import (
@@ -29,6 +26,7 @@ from overlap_core.replay.realize import needed_bytes, realize_arguments
 from overlap_core.replay.timing import LOCKSTEP_ITERATIONS, time_calls
 
 from .bandwidth import calibrate
+from .eager import eager_world
 from .intercept import SilentCollectives
 from .replays import replay_item
 
@@ -62,7 +60,6 @@ class DeviceMeasurer:
         self,
         snodes: Sequence[Any],
         requests: Sequence[CostRequest | None],
-        kinds: Sequence[NodeKind],
         skeleton: Skeleton,
         sizes: SizeReader,
         config: OverlapConfig,
@@ -71,7 +68,7 @@ class DeviceMeasurer:
         self._config = config
         self._host = host
         self._sizes = sizes
-        self._compute: dict[str, tuple[CostRequest, Any, NodeKind]] = {}
+        self._compute: dict[str, tuple[CostRequest, Any]] = {}
         self._issuing: dict[str, tuple[CostRequest, Any]] = {}
         for position, (snode, request) in enumerate(zip(snodes, requests, strict=True)):
             if request is None:
@@ -80,7 +77,7 @@ class DeviceMeasurer:
             if position in skeleton.communication:
                 self._issuing.setdefault(key, (request, snode))
             else:
-                self._compute.setdefault(key, (request, snode, kinds[position]))
+                self._compute.setdefault(key, (request, snode))
         self._items: dict[str, ReplayItem] = {}
         self._parts: dict[str, int] = {}
         self._refused: dict[str, str] = {}
@@ -96,7 +93,7 @@ class DeviceMeasurer:
         path = self._config.cost_table_path
         if path is None:
             return {}
-        devices = {request.device for request, *_ in self._compute.values()}
+        devices = {request.device for request, _ in self._compute.values()}
         device = sorted(devices, key=lambda name: (name == "cpu", name))[:1] or ["cpu"]
         self._header = TableHeader(device=device[0], torch=torch.__version__)
         try:
@@ -110,27 +107,17 @@ class DeviceMeasurer:
     def measure_compute(self, known: Mapping[str, Cost]) -> Mapping[str, Cost]:
         result: dict[str, Cost] = {}
         with self._measuring():
-            for key, (request, snode, kind) in sorted(self._compute.items()):
+            for key, (request, snode) in sorted(self._compute.items()):
                 if key not in known:
-                    result[key] = self._measure_one(request, snode, kind)
+                    result[key] = self._measure_one(request, snode)
         return result
 
-    def _measure_one(self, request: CostRequest, snode: Any, kind: NodeKind) -> Cost:
+    def _measure_one(self, request: CostRequest, snode: Any) -> Cost:
         try:
             if isinstance(snode, (FusedSchedulerNode, SchedulerNode)):
                 return self._measure_kernel(request, snode)
             item = replay_item(snode, self._sizes)
             args, kwargs = self._arguments(item)
-            if kind is NodeKind.OPAQUE:
-                with SilentCollectives() as silent:
-                    item.call(*args, **kwargs)
-                if silent.issued:
-                    self.notes.append(
-                        f"{item.op_name} communicates inside ({silent.issued[0]}) and is not "
-                        "registered: register_materialize_inputs("
-                        f"{item.op_name!r}, has_internal_collective=True)"
-                    )
-                    return Cost(why=f"it communicates inside ({silent.issued[0]})")
             return Cost(ns=self._time(item, args, kwargs), source=CostSource.MEASURED)
         except Exception as error:
             return Cost(why=f"{type(error).__name__}: {_first_line(error)}")
@@ -234,23 +221,12 @@ class DeviceMeasurer:
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """The eager world: no gradients, no fake tensors, no tracing context. Time is added up.
-
-        The Python dispatcher, which is on while Inductor lowers, keeps the interpreter's lock
-        while an op runs; a wait for gloo, whose threads need the lock, would never end.
-        """
+        """The eager world; time and growth of the peak of GPU memory are added up."""
         start = time.perf_counter()
         on_gpu = torch.cuda.is_initialized()
-        devices = [torch.cuda.current_device()] if on_gpu else []
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
         try:
-            with (
-                torch.no_grad(),
-                torch.random.fork_rng(devices=devices),
-                unset_fake_temporarily(),
-                tracing(None),
-                no_python_dispatcher(),
-            ):
+            with eager_world():
                 yield
         finally:
             self.seconds += time.perf_counter() - start

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import evolve
+from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
@@ -17,18 +17,19 @@ from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate, prepare
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
+from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
 from overlap_core.simulation import group_ranks
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import default_store, is_fake_world, rank_and_world_size
+from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
 from .identity import identify
 from .measure import DeviceMeasurer
+from .op_names import warn_of_unknown_registrations
 from .records import add_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from overlap_core.config import OverlapConfig
     from overlap_core.host import PluginHost
     from overlap_core.pipeline import RankView
@@ -87,44 +88,31 @@ class OverlapPass:
             identity = identify(V.graph)
             exchange = StoreExchange(default_store(), rank, identity, self.config.deadline_s)
         try:
-            adapted, view, groups = self._view(snodes, rank, world_size)
-            measurer = self._measurer(snodes, adapted, view)
-            outcome = self._agree(view, groups, exchange, measurer)
+            sight = self._look(snodes, rank, world_size)
+            sight, outcome = self._agree(snodes, sight, exchange)
         finally:
             if exchange is not None:
                 exchange.leave()
         if outcome is None:
             return snodes
         ordered = snodes
-        if outcome.committed and adapted is not None:
+        if outcome.committed and sight.adapted is not None:
             # Committed by all ranks: from here on nothing may keep this one in program order.
             by_name = {snode.get_name(): snode for snode in snodes}
             ordered = [by_name[name] for name in outcome.order]
-        self._follow_up(outcome, ordered, adapted, measurer)
+        self._follow_up(outcome, ordered, sight)
         return ordered
 
-    def _follow_up(
-        self,
-        outcome: RankOutcome,
-        ordered: list[Any],
-        adapted: AdaptedGraph | None,
-        measurer: DeviceMeasurer | None,
-    ) -> None:
+    def _follow_up(self, outcome: RankOutcome, ordered: list[Any], sight: _Sight) -> None:
         """Tell Inductor's later passes of the order, and the user of the outcome. Never raises."""
         try:
-            if outcome.committed and adapted is not None:
+            if outcome.committed and sight.adapted is not None:
                 issuing = set(outcome.collectives)
                 reorder_comm_deps(
                     [s for s in ordered if s.get_name() in issuing and s.node is not None],
-                    adapted.comm_buffers,
+                    sight.adapted.comm_buffers,
                 )
-            notes = [*self.host.notes(), *outcome.notes]
-            if measurer is not None and measurer.seconds:
-                notes += measurer.notes
-                notes.append(
-                    f"measuring took {measurer.seconds:.2f} s and raised the peak of GPU memory by "
-                    f"{measurer.peak_growth_bytes / 2**20:.0f} MiB"
-                )
+            notes = [*self.host.notes(), *sight.notes(), *outcome.notes]
             add_record(evolve(outcome, notes=tuple(notes)))
             logger.info(
                 "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
@@ -143,17 +131,21 @@ class OverlapPass:
                 error,
             )
 
-    def _view(
-        self, snodes: list[Any], rank: int, world_size: int
-    ) -> tuple[AdaptedGraph | None, RankView, tuple[tuple[int, ...], ...]]:
-        """This rank's view; a graph that cannot be described still has a vote."""
+    def _look(self, snodes: list[Any], rank: int, world_size: int) -> _Sight:
+        """What this rank sees of its graph; one that cannot be described still has a vote."""
         try:
             adapted = adapt(snodes, V.graph, rank, world_size)
+            note_compiled(opaque_ops(adapted))
+            warn_of_unknown_registrations()
+            if self.config.enabled and self.config.costs == "measured":
+                hidden = search_hidden(snodes, adapted, self.config, self.host)
+                if note_hidden(hidden):
+                    adapted = adapt(snodes, V.graph, rank, world_size)
         except Exception as error:
             fault = f"the graph cannot be described: {type(error).__name__}: {error}"
             empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
             view = prepare(empty, self.config, self.host, fault=fault)
-            return None, view, find_group_ranks(snodes)
+            return _Sight(adapted=None, view=view, groups=find_group_ranks(snodes))
         view = prepare(adapted.graph, self.config, self.host, adapted.requests)
         groups = set(group_ranks(adapted.graph))
         if view.skeleton is not None:
@@ -162,57 +154,90 @@ class OverlapPass:
                 node = adapted.graph.nodes[position]
                 if node.group_ranks is None:
                     groups.add(tuple(range(world_size)))
-        return adapted, view, tuple(sorted(groups))
+        return _Sight(
+            adapted=adapted,
+            view=view,
+            groups=tuple(sorted(groups)),
+            measurer=self._measurer(snodes, adapted, view),
+            undeclared=tuple(op for op in opaque_ops(adapted) if op_was_seen_communicating(op)),
+        )
 
     def _measurer(
-        self,
-        snodes: list[Any],
-        adapted: AdaptedGraph | None,
-        view: RankView,
+        self, snodes: list[Any], adapted: AdaptedGraph, view: RankView
     ) -> DeviceMeasurer | None:
         """Who times this graph. None on every rank or on none but those that cannot take part."""
-        if self.config.costs != "measured" or adapted is None or view.skeleton is None:
+        if self.config.costs != "measured" or view.skeleton is None:
             return None
-        kinds = [node.kind for node in adapted.graph.nodes]
         return DeviceMeasurer(
-            snodes, adapted.requests, kinds, view.skeleton, adapted.sizes, self.config, self.host
+            snodes, adapted.requests, view.skeleton, adapted.sizes, self.config, self.host
         )
 
     def _agree(
-        self,
-        view: RankView,
-        groups: Sequence[tuple[int, ...]],
-        exchange: StoreExchange | None,
-        measurer: DeviceMeasurer | None,
-    ) -> RankOutcome | None:
+        self, snodes: list[Any], sight: _Sight, exchange: StoreExchange | None
+    ) -> tuple[_Sight, RankOutcome | None]:
         """Negotiate; None for a graph without communication, which only says so to its peers.
 
         Without an exchange there is one rank, or a fake group whose ranks always agree.
         """
+        view, groups = sight.view, sight.groups
         rank = view.graph.rank
         if not self.config.enabled:
             if exchange is not None:
                 exchange.publish_scope(())
-            return _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
+            return sight, _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
         if exchange is None:
             if not groups:
-                return None
+                return sight, None
             scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
-            protocol = negotiate(view, scope, measurer if len(scope) == 1 else None)
-            return run_loopback(protocol, scope.index(rank), len(scope))
+            protocol = negotiate(view, scope, sight.measurer if len(scope) == 1 else None)
+            return sight, run_loopback(protocol, scope.index(rank), len(scope))
         try:
             if not groups and not view.fault:
                 exchange.publish_scope(())
-                return None
-            scope, why = exchange.find_scope(groups)
-            if why:
-                return _kept(rank, why, view, scope)
-            return exchange.run(negotiate(view, scope, measurer), scope)
+                return sight, None
+            found = exchange.find_scope(groups, sight.undeclared)
+            if found.why:
+                return sight, _kept(rank, found.why, view, found.ranks)
+            if set(note_hidden(found.seen)) & set(sight.opaque_ops):
+                # A peer saw an op of this graph communicate, which could not be tried here.
+                sight = self._look(snodes, rank, view.graph.world_size)
+            return sight, exchange.run(
+                negotiate(sight.view, found.ranks, sight.measurer), found.ranks
+            )
         except TimeoutError as error:
-            return _kept(rank, str(error), view)
+            return sight, _kept(rank, str(error), sight.view)
 
 
-def _is_of_interest(snodes: Sequence[Any]) -> bool:
+@frozen(kw_only=True)
+class _Sight:
+    """What one rank sees of its graph before it talks to others."""
+
+    adapted: AdaptedGraph | None
+    """None: the graph cannot be described."""
+    view: RankView
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of each group that the graph communicates on."""
+    measurer: DeviceMeasurer | None = None
+    undeclared: tuple[str, ...] = ()
+    """Ops that were seen to communicate."""
+
+    @property
+    def opaque_ops(self) -> tuple[str, ...]:
+        return () if self.adapted is None else opaque_ops(self.adapted)
+
+    def notes(self) -> list[str]:
+        notes = [describe_hidden(op) for op in self.undeclared if not is_declared(op)]
+        measurer = self.measurer
+        if measurer is not None and measurer.seconds:
+            notes += measurer.notes
+            notes.append(
+                f"measuring took {measurer.seconds:.2f} s and raised the peak of GPU memory by "
+                f"{measurer.peak_growth_bytes / 2**20:.0f} MiB"
+            )
+        return notes
+
+
+def _is_of_interest(snodes: list[Any]) -> bool:
     """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
     name = getattr(V.graph, "name", None) or ""
     return bool(snodes) and not name.startswith("benchmark_")

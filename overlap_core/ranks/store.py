@@ -13,6 +13,8 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 from typing import Protocol as TypingProtocol
 
+from attrs import frozen
+
 from overlap_core.errors import DeadlineError
 
 from .negotiation import Decide
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from .negotiation import Protocol
 
-__all__ = ["KeyValueStore", "StoreExchange"]
+__all__ = ["KeyValueStore", "ScopeFound", "StoreExchange"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,6 +41,18 @@ class KeyValueStore(TypingProtocol):
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+@frozen(kw_only=True)
+class ScopeFound:
+    """Who negotiates about one graph."""
+
+    ranks: tuple[int, ...]
+    """Ascending."""
+    why: str
+    """Why they cannot negotiate (one communicates with another whose graph knows nothing of it)."""
+    seen: tuple[str, ...]
+    """Ops that a rank of the scope saw communicating without a declaration, sorted."""
 
 
 class StoreExchange:
@@ -68,17 +82,17 @@ class StoreExchange:
         self._deadline_s = deadline_s
         self._announced = False
 
-    def find_scope(self, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], str]:
+    def find_scope(self, groups: Iterable[Sequence[int]], seen: Iterable[str] = ()) -> ScopeFound:
         """Publish the groups of this rank's graph and follow those of its peers.
 
-        Returns:
-            The ranks of this scope, ascending, and "" or the reason why they cannot negotiate
-            (a rank communicates with another one whose graph knows nothing of it).
+        Args:
+            groups: ranks of each group that the graph communicates on.
+            seen: ops of the graph that were seen to communicate without being declared.
 
         Raises:
             DeadlineError: a rank of the scope did not publish in time.
         """
-        mine = self.publish_scope(groups)
+        mine, said = self.publish_scope(groups, seen), set(seen)
         known: dict[int, list[list[int]]] = {self._rank: [list(ranks) for ranks in mine]}
         while True:
             wanted = {rank for lists in known.values() for ranks in lists for rank in ranks}
@@ -86,7 +100,9 @@ class StoreExchange:
             if not missing:
                 break
             for rank, payload in self._collect("scope", missing).items():
-                known[rank] = json.loads(payload)
+                data = json.loads(payload)
+                known[rank] = data["groups"]
+                said.update(data["seen"])
         pair = one_sided(known)
         why = ""
         if pair is not None:
@@ -94,15 +110,18 @@ class StoreExchange:
                 f"rank {pair[0]} communicates with rank {pair[1]} in this graph, but rank "
                 f"{pair[1]} does not communicate with rank {pair[0]}"
             )
-        return tuple(sorted(known)), why
+        return ScopeFound(ranks=tuple(sorted(known)), why=why, seen=tuple(sorted(said)))
 
-    def publish_scope(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+    def publish_scope(
+        self, groups: Iterable[Sequence[int]], seen: Iterable[str] = ()
+    ) -> list[tuple[int, ...]]:
         """Say which groups this rank's graph communicates on, and wait for nobody.
 
         A graph without communication publishes an empty list, so that no peer waits for it.
         """
         mine = sorted({tuple(ranks) for ranks in groups})
-        self._store.set(self._key("scope", self._rank), json.dumps(mine))
+        data = {"groups": mine, "seen": sorted(seen)}
+        self._store.set(self._key("scope", self._rank), json.dumps(data))
         return mine
 
     def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import threading
+import time
 from typing import Any
 
 import attrs
@@ -18,7 +20,7 @@ from overlap_core import (
     hookimpl,
     hookspecs,
 )
-from overlap_core.costs.types import CostRequest
+from overlap_core.costs.types import Cost, CostRequest
 from overlap_core.errors import ConfigError, PluginError
 from overlap_core.host import PluginHost
 from overlap_core.placement.plan import GatherPlacement, Plan, Verdict
@@ -140,6 +142,8 @@ def test_keyboard_interrupt_passes(hook: str) -> None:
         ("overlap_measure_cost", 1.5, r"1.5 of type float: expected nanoseconds"),
         ("overlap_measure_cost", True, "expected nanoseconds"),
         ("overlap_measure_cost", -1, "expected nanoseconds"),
+        ("overlap_measure_cost", Cost(), "expected nanoseconds"),
+        ("overlap_measure_cost", Cost(ns=5, network_ns=6), "a Cost with such times"),
         ("overlap_choose_mode", "slot", "expected a ModeDecision or None"),
         ("overlap_adjust_plan", (PLACEMENT,), "expected a Plan or None"),
         ("overlap_report_section", "text", "expected a mapping with text keys, or None"),
@@ -307,3 +311,34 @@ def test_the_digest_is_of_names_and_versions_in_order() -> None:
     assert host(one).digest() == host(two).digest()
     two.overlap_plugin_version = "2"  # type: ignore[attr-defined]
     assert len({host(one).digest(), host(two).digest(), host().digest()}) == 3
+
+
+@pytest.mark.parametrize("hook", [hook for hook in CALLS if hook != "overlap_register_ops"])
+def test_a_hook_that_never_returns_is_given_up_and_named(hook: str) -> None:
+    release = threading.Event()
+    ladder = "probe_x" if hook == "overlap_choose_mode" else "default"
+    config = OverlapConfig(mode_ladder=ladder, plugin_timeout_s=0.05)
+    blocked = plugin("probe_x", hook, lambda *_: release.wait(60))
+    stuck = PluginHost.discover(config, plugins=[blocked], environ={})
+    with pytest.raises(PluginError, match=rf"plugin 'probe_x', hook {hook}.* has not returned for"):
+        CALLS[hook](stuck)
+    release.set()
+
+
+def test_many_slow_calls_of_one_plugin_add_up() -> None:
+    config = OverlapConfig(plugin_timeout_s=0.05)
+    slow = plugin("probe_x", "overlap_classify_node", lambda node: time.sleep(0.02))
+    slow_host = PluginHost.discover(config, plugins=[slow], environ={})
+    assert slow_host.classify(NODE) is not None
+    with pytest.raises(PluginError, match=r"probe_x.* took more than 0\.05 s"):
+        slow_host.bounded(lambda: [slow_host.classify(NODE) for _ in range(9)])
+
+
+def test_a_policy_that_changes_its_graph_is_at_fault() -> None:
+    def change(plan: Plan, graph: OverlapGraph) -> None:
+        graph.symbols["s0"] = 3
+
+    changing = host(plugin("probe_x", "overlap_adjust_plan", change))
+    with pytest.raises(PluginError, match=r"probe_x.* changed the graph that it was given"):
+        changing.adjust_plan(PLAN, GRAPH)
+    assert not GRAPH.symbols

@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 
 import overlap_core as oc
 from overlap_core.inductor.intercept import SilentCollectives
+from overlap_core.inductor.op_names import unknown_registrations
+from overlap_core.registry import OpRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,12 +137,61 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_an_op_that_hides_communication_is_noticed(real_world: None) -> None:
-    costs = compile_only(lambda x, w: hidden(x) @ gather(w), torch.ones(8, 8), torch.ones(8, 8))
+def test_an_op_that_hides_communication_is_treated_as_a_collective(
+    real_world: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = torch.ones(8, 8), torch.ones(8, 8)
+    for _ in range(2):
+        torch._dynamo.reset()
+        costs = compile_only(lambda x, w: hidden(x) @ gather(w), *inputs)
+    report = oc.reports()[-1]
+    assert [entry.op for entry in report.skeleton if "hidden" in entry.op]
     [cost] = [cost for op, cost in costs.items() if "hidden" in op]
-    assert "communicates inside" in cost.why
-    [note] = [note for note in oc.reports()[-1].notes if "hidden" in note]
+    assert str(cost.source) == "measured"
+    [note] = [note for note in report.notes if "hidden" in note]
     assert "register_materialize_inputs('overlap_measure_tests::hidden'" in note
+    warned = [r for r in caplog.records if r.levelname == "WARNING" and "hidden" in r.message]
+    assert len(warned) == 1
+
+
+def test_a_late_registration_is_said(real_world: None, caplog: pytest.LogCaptureFixture) -> None:
+    compile_only(lambda x, w: quiet(x) @ gather(w), torch.ones(8, 8), torch.ones(8, 8))
+    assert not [entry.op for entry in oc.reports()[-1].skeleton if "quiet" in entry.op]
+    oc.register_materialize_inputs("overlap_measure_tests::quiet", has_internal_collective=True)
+    oc.register_materialize_inputs("overlap_measure_tests::quiet", has_internal_collective=True)
+    said = [r.message for r in caplog.records if "overlap_measure_tests::quiet" in r.message]
+    assert len(said) == 1
+    assert "registered after a graph that uses it was compiled" in said[0]
+
+
+def test_a_name_that_torch_does_not_know_is_said_once(
+    real_world: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    oc.register_materialize_inputs("overlap_measure_tests::hiden", has_internal_collective=True)
+    for _ in range(2):
+        torch._dynamo.reset()
+        compile_only(lambda x, w: x @ gather(w), torch.ones(8, 8), torch.ones(8, 8))
+    [said] = [r.message for r in caplog.records if "overlap_measure_tests::hiden" in r.message]
+    assert "did you mean 'overlap_measure_tests::hidden'?" in said
+
+
+def test_a_plugin_may_name_ops_of_a_library_that_is_not_imported() -> None:
+    OpRegistry("some_plugin").register("overlap_no_such_library::op", None, True)
+    OpRegistry("some_plugin").register("overlap_measure_tests::no_such_op", None, True)
+    unknown = dict(unknown_registrations())
+    assert "overlap_no_such_library::op" not in unknown
+    assert "(by plugin 'some_plugin')" in unknown["overlap_measure_tests::no_such_op"]
+
+
+@torch.library.custom_op("overlap_measure_tests::quiet", mutates_args=())
+def quiet(x: torch.Tensor) -> torch.Tensor:
+    """A custom op that communicates with nobody."""
+    return x.clone()
+
+
+@quiet.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def test_nothing_is_sent_while_collectives_are_silent(real_world: None) -> None:

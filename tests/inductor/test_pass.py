@@ -223,8 +223,8 @@ def test_a_second_shape_neither_recompiles_nor_specializes(
 class Unspeakable(OverlapPass):
     """Fails after the ranks have decided."""
 
-    def _follow_up(self, outcome: Any, ordered: list[Any], adapted: Any, measurer: Any) -> None:
-        super()._follow_up(outcome, [None], adapted, measurer)
+    def _follow_up(self, outcome: Any, ordered: list[Any], sight: Any) -> None:
+        super()._follow_up(outcome, [None], sight)
 
 
 def test_a_fault_after_the_decision_does_not_undo_it(

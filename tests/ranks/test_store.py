@@ -72,8 +72,9 @@ def negotiator(
     def run() -> RankOutcome:
         exchange = StoreExchange(store, view.graph.rank, "graph 1", deadline_s)
         try:
-            scope, why = exchange.find_scope([tuple(range(view.graph.world_size))])
-            assert not why
+            found = exchange.find_scope([tuple(range(view.graph.world_size))])
+            scope = found.ranks
+            assert not found.why
             protocol = negotiate(view, scope)
             return exchange.run(wrap(protocol) if callable(wrap) else protocol, scope)
         finally:
@@ -202,9 +203,11 @@ def test_a_peer_that_knows_nothing_of_this_rank_is_named() -> None:
     store = HashStore()
     StoreExchange(store, 1, "graph 1", LONG_S).publish_scope(())
     exchange = StoreExchange(store, 0, "graph 1", LONG_S)
-    scope, why = exchange.find_scope([(0, 1)])
-    assert scope == (0, 1)
-    assert why.startswith("rank 0 communicates with rank 1 in this graph, but rank 1 does not")
+    found = exchange.find_scope([(0, 1)])
+    assert found.ranks == (0, 1)
+    assert found.why.startswith(
+        "rank 0 communicates with rank 1 in this graph, but rank 1 does not"
+    )
 
 
 def test_a_scope_reaches_as_far_as_groups_do() -> None:
@@ -212,7 +215,17 @@ def test_a_scope_reaches_as_far_as_groups_do() -> None:
     groups = {0: [(0, 1)], 1: [(0, 1), (1, 3)], 2: [(2,)], 3: [(1, 3)]}
     exchanges = {rank: StoreExchange(store, rank, "graph 1", LONG_S) for rank in groups}
     calls = [lambda rank=rank: exchanges[rank].find_scope(groups[rank]) for rank in groups]
-    assert in_threads(calls) == [((0, 1, 3), ""), ((0, 1, 3), ""), ((2,), ""), ((0, 1, 3), "")]
+    found = in_threads(calls)
+    assert [one.ranks for one in found] == [(0, 1, 3), (0, 1, 3), (2,), (0, 1, 3)]
+    assert not any(one.why for one in found)
+
+
+def test_what_one_rank_saw_communicating_all_ranks_hear() -> None:
+    store = HashStore()
+    exchanges = [StoreExchange(store, rank, "graph 1", LONG_S) for rank in range(2)]
+    saw: list[tuple[str, ...]] = [("lib::dispatch", "lib::attn"), ()]
+    calls = [lambda rank=rank: exchanges[rank].find_scope([(0, 1)], saw[rank]) for rank in (0, 1)]
+    assert [one.seen for one in in_threads(calls)] == [("lib::attn", "lib::dispatch")] * 2
 
 
 def test_two_graphs_do_not_meet() -> None:
