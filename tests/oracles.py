@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
-
 from overlap_core.graph import NodeKind
+from overlap_core.testing._values import Value, run_symbolically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bytes_in_flight",
-    "check_order",
     "exposed_ns",
     "find_movable",
     "issues_communication",
@@ -33,56 +31,9 @@ def issues_communication(node: Node) -> bool:
     return node.kind is NodeKind.COLLECTIVE or node.issues_collective
 
 
-@frozen(eq=False)
-class _Value:
-    """What one node made of the values that it read."""
-
-    node: str
-    inputs: tuple[_Value | str, ...]
-
-
-@define
-class _Run:
-    """Buffers and the values in them, while nodes are run one by one."""
-
-    buffers: dict[str, _Value | str]
-    seen: dict[str, tuple[tuple[str, object], ...]] = field(factory=dict)
-    """What each node saw, in names that do not depend on the order."""
-
-    def step(self, node: Node) -> None:
-        read = [(buffer, self.buffers[buffer]) for buffer in (*node.reads, *node.mutates)]
-        self.seen[node.name] = tuple((b, v if isinstance(v, str) else v.node) for b, v in read)
-        made = _Value(node.name, tuple(value for _, value in read))
-        for buffer in (*node.writes, *node.mutates):
-            self.buffers[buffer] = made
-
-
-def _run(graph: OverlapGraph, order: Iterable[Node]) -> _Run:
-    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
-    for node in order:
-        run.step(node)
-    return run
-
-
-def check_order(graph: OverlapGraph, order: Sequence[str]) -> None:
-    """Every node runs once, sees what it saw in program order, and follows its `after` nodes."""
-    assert sorted(order) == sorted(node.name for node in graph.nodes)
-    by_name = {node.name: node for node in graph.nodes}
-    place = {name: spot for spot, name in enumerate(order)}
-    for node in graph.nodes:
-        assert all(place[name] < place[node.name] for name in node.after), node.name
-    program, final = _run(graph, graph.nodes), _run(graph, (by_name[name] for name in order))
-    assert final.seen == program.seen
-
-    def left(run: _Run) -> dict[str, str]:
-        return {b: v if isinstance(v, str) else v.node for b, v in run.buffers.items()}
-
-    assert left(final) == left(program)
-
-
 def weight_gathers(graph: OverlapGraph) -> list[str]:
     """Gathers of values made of shards by copies and casts only, whose result somebody reads."""
-    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
+    run = run_symbolically(graph)
     by_name = {node.name: node for node in graph.nodes}
     candidates: list[str] = []
     for node in graph.nodes:
@@ -95,7 +46,7 @@ def weight_gathers(graph: OverlapGraph) -> list[str]:
     return [name for name in candidates if name in used]
 
 
-def _leaves(values: list[_Value | str], by_name: Mapping[str, Node]) -> set[str] | None:
+def _leaves(values: list[Value | str], by_name: Mapping[str, Node]) -> set[str] | None:
     """The graph inputs and constants that values are copies of; None if they are more."""
     found: set[str] = set()
     stack = list(values)
@@ -155,11 +106,11 @@ def find_movable(graph: OverlapGraph) -> set[str]:
             if launch in serves:
                 serves[node.name] = {launch}
     users: dict[str, set[str]] = {node.name: set() for node in graph.nodes}
-    run = _Run({name: name for name in (*graph.inputs, *graph.constants)})
+    run = run_symbolically(graph)
     for node in graph.nodes:
         for buffer in (*node.reads, *node.mutates):
             value = run.buffers[buffer]
-            if isinstance(value, _Value):
+            if isinstance(value, Value):
                 users[value.node].add(node.name)
         run.step(node)
     for node in reversed(graph.nodes):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
-
 from overlap_core import Node, NodeKind, OverlapConfig, OverlapGraph
 from overlap_core.host import PluginHost
 from overlap_core.skeleton import Skeleton, build_skeleton
+from overlap_core.testing import on_ranks
 
 if TYPE_CHECKING:
     from overlap_core.skeleton import Communication
@@ -20,6 +19,7 @@ __all__ = [
     "gather",
     "graph_of",
     "mm",
+    "on_ranks",
     "opaque",
     "reduce_scatter",
     "skeleton_of",
@@ -110,12 +110,3 @@ def classify(node: Node) -> Communication | None:
 def skeleton_of(graph: OverlapGraph) -> Skeleton:
     """The skeleton with the built-in plugins."""
     return build_skeleton(graph, classify)
-
-
-def on_ranks(graph: OverlapGraph, ranks: int) -> list[OverlapGraph]:
-    """The same graph for each of several ranks, with groups that hold all of them."""
-    everybody = tuple(range(ranks))
-    nodes = tuple(
-        evolve(node, group_ranks=everybody if node.group_ranks else None) for node in graph.nodes
-    )
-    return [evolve(graph, rank=r, world_size=ranks, nodes=nodes) for r in everybody]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, OverlapGraph, simulate
 from overlap_core.ranks import Mode
+from overlap_core.testing import assert_legal
 from overlap_core.testing.strategies import RankSet, rank_sets
 
 from .oracles import (
     bytes_in_flight,
-    check_order,
     exposed_ns,
     find_movable,
     issues_communication,
@@ -64,7 +64,7 @@ def by_scope(outcomes: tuple[RankOutcome, ...]) -> list[list[RankOutcome]]:
 def test_every_final_order_is_legal(ranks: RankSet, config: OverlapConfig) -> None:
     for outcome in simulate(ranks.graphs, config):
         event(f"{outcome.mode}, {'hoisted' if outcome.hoisted else 'still'}")
-        check_order(graph_of(outcome), outcome.order)
+        assert_legal(graph_of(outcome), outcome.order)
         assert outcome.legal
 
 
