@@ -9,7 +9,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-SOURCES := overlap_core $(filter-out %.egg-info,$(wildcard plugins/*/overlap_*))
+SOURCES := overlap_core $(filter-out %.egg-info,$(wildcard plugins/*/overlap_*)) \
+	examples/thirdparty_model_lib/video_blocks
 
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3; do \

@@ -178,7 +178,10 @@ def _check_requirement(point: metadata.EntryPoint) -> str | None:
             continue  # not ours to judge, unless it is about us: then the note below says so
         if canonicalize_name(requirement.name) != _DISTRIBUTION:
             continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        # A library that works without us asks for us behind an extra.
+        extras = ["", *((point.dist and point.dist.metadata.get_all("Provides-Extra")) or ())]
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
             continue
         declared = True
         if not requirement.specifier.contains(version, prereleases=True):

@@ -103,16 +103,24 @@ class OverlapConfig:
     """Most bytes of arguments that one op may get for its measurement."""
     plugin_timeout_s: float = field(default=60.0, validator=_at_least(0.001))
     """Longest time in seconds that one plugin may take for one graph; then it is at fault."""
+    warm_start: bool = field(default=True, validator=_is_bool)
+    """Keep what was agreed on, and use Inductor's caches, for the next start of the job."""
+    plan_dir: str | None = field(default=None, validator=_is_path)
+    """Folder in which agreements are kept; None: what `OVERLAP_CORE_PLAN_DIR` says, else one in
+    Inductor's cache folder."""
     deadline_s: float = field(default=300.0, validator=_at_least(0.001))
     """Longest time in seconds that one negotiation may take before program order is kept."""
+    recompile_deadline_s: float = field(default=30.0, validator=_at_least(0.001))
+    """The same for a graph of a function that was compiled before: peers may never come."""
 
     def digest(self) -> str:
         """Hex digest over the values that ranks must share; they compare it in their votes.
 
-        Where a rank keeps its cost table is its own affair: ranks compare what they loaded.
+        Where a rank keeps its files is its own affair: ranks compare what they loaded.
         """
         values = asdict(self)
-        del values["cost_table_path"]
+        for place in ("cost_table_path", "plan_dir"):
+            del values[place]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

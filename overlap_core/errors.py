@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "CostTableError",
     "DeadlineError",
+    "DivergenceError",
     "GraphFileError",
     "GraphFormatError",
     "IllegalOrderError",
@@ -63,6 +64,13 @@ class UnsupportedTorchError(OverlapError):
 
 class CostTableError(OverlapError, ValueError):
     """A saved cost table cannot be used: broken, or made on other hardware or another torch."""
+
+
+class DivergenceError(OverlapError):
+    """Going on would make ranks issue collectives in different orders, so that they hang.
+
+    The one error that reaches the user's compile: program order would not be safe either.
+    """
 
 
 class DeadlineError(OverlapError, TimeoutError):

@@ -54,6 +54,8 @@ class RankOutcome:
     legal: bool
     committed: bool
     """False: program order was kept."""
+    lasting: bool = True
+    """False: program order was kept because a rank was late or failed; a new start may do better."""
     votes: tuple[Vote, ...] = ()
     skeleton: tuple[SkeletonEntry, ...] = ()
     fingerprint: str = ""

@@ -17,7 +17,7 @@ LAYERS = (
     ("graph",),
     ("skeleton", "costs"),
     ("placement", "ranks", "replay"),
-    ("outcome", "verdicts", "pipeline", "simulation"),
+    ("outcome", "verdicts", "pipeline", "following", "simulation"),
     ("inductor",),
     ("report", "cli"),
     ("testing",),

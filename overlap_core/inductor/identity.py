@@ -1,27 +1,24 @@
-"""Which graph this is, in words that mean the same on every rank."""
+"""Which function is being compiled, in words that mean the same on every rank.
+
+Frame numbers count what a process compiled before, which differs as soon as one rank compiles a
+helper of its own. The code object of the outermost compiled function does not.
+"""
 
 from __future__ import annotations
 
-import threading
+from pathlib import PurePath
 from typing import Any
 
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
 
-__all__ = ["GraphIdentity", "identify"]
+__all__ = ["identify"]
 
-_lock = threading.Lock()
-_seen: dict[str, int] = {}
-
-GraphIdentity = str
+_FOLDERS = 1
+"""How many folders of a file's path count: ranks may have their checkouts in different places."""
 
 
-def identify(inductor_graph: Any) -> GraphIdentity:
-    """Frame and recompile, forward, backward or inference, subgraph, and how often seen before.
-
-    The count tells apart what compiles again under one name, such as the two lowerings of a
-    backward graph or a program that resets the compiler.
-    """
-    compile_id = CompileContext.current_compile_id()
+def identify(inductor_graph: Any) -> str:
+    """Code, direction and subgraph of the graph that is being lowered."""
     if getattr(inductor_graph, "is_backward", False):
         direction = "backward"
     elif getattr(inductor_graph, "is_inference", False):
@@ -29,7 +26,15 @@ def identify(inductor_graph: Any) -> GraphIdentity:
     else:
         direction = "forward"
     name = getattr(inductor_graph, "name", None) or "main"
-    base = f"{compile_id or 'none'}/{direction}/{name}".replace(" ", "_")
-    with _lock:
-        count = _seen[base] = _seen.get(base, -1) + 1
-    return f"{base}/{count}"
+    return f"{_code()}/{direction}/{name}".replace(" ", "_")
+
+
+def _code() -> str:
+    context = TracingContext.try_get()
+    traced = [] if context is None else getattr(context, "traced_code", None)
+    if not traced:
+        return f"compile-{CompileContext.current_compile_id() or 'none'}"
+    code = traced[0]
+    file = PurePath(code.co_filename)
+    place = PurePath(*file.parts[-1 - _FOLDERS :]).as_posix().strip("/")
+    return f"{place}:{code.co_firstlineno}:{code.co_qualname}"

@@ -1,18 +1,21 @@
 """The pass as Inductor sees it: a callable from a list of scheduler nodes to another order.
 
 Nothing that goes wrong in here reaches the user's compile: the nodes come back in program order
-and the record of this graph says why.
+and the record of this graph says why. The one exception is a graph with which this rank would
+diverge from what its peers run already.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
+from overlap_core.errors import DivergenceError
+from overlap_core.following import agreement_of, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate, prepare
@@ -22,9 +25,10 @@ from overlap_core.simulation import group_ranks
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .dependencies import is_collective_kernel, reorder_comm_deps
-from .groups import default_store, is_fake_world, rank_and_world_size
+from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
 from .identity import identify
+from .job import current_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from overlap_core.host import PluginHost
     from overlap_core.pipeline import RankView
 
+    from .job import Job
+
 __all__ = ["OverlapPass"]
 
 logger = logging.getLogger(__name__)
@@ -42,8 +48,9 @@ logger = logging.getLogger(__name__)
 class OverlapPass:
     """One installation of the pass.
 
-    It survives `copy.deepcopy` as itself, and any attempt to hash it for Inductor's caches ends
-    in a bypass: an artifact from a cache would skip the pass on one rank and not on another.
+    It survives `copy.deepcopy` as itself. Inductor's caches, which pickle it for their keys, get
+    the name of the plan that all ranks hold and this rank's number: compiled code is found again
+    by the rank that made it, and only under the plan that it was made under.
     """
 
     def __init__(self, config: OverlapConfig, host: PluginHost) -> None:
@@ -53,8 +60,11 @@ class OverlapPass:
     def __deepcopy__(self, memo: object) -> OverlapPass:
         return self
 
-    def __reduce__(self) -> NoReturn:
-        raise BypassFxGraphCache("overlap_core decides the order together with other ranks")
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        job = current_job()
+        if job is None:
+            raise BypassFxGraphCache("overlap_core has no process group to ask")
+        return str, (job.agreements(self.config, self.host).token(),)
 
     def __repr__(self) -> str:
         return f"OverlapPass({self.config!r})"
@@ -65,6 +75,9 @@ class OverlapPass:
             return snodes
         try:
             return self._reorder(snodes)
+        except DivergenceError as error:
+            logger.error("%s", error)
+            raise
         except Exception as error:
             logger.warning(
                 "overlap is off for one graph: the pass failed and program order is kept "
@@ -83,16 +96,8 @@ class OverlapPass:
                 add_record(_kept(0, "no process group is initialized"))
             return snodes
         rank, world_size = world
-        exchange = None
-        if world_size > 1 and not is_fake_world():
-            identity = identify(V.graph)
-            exchange = StoreExchange(default_store(), rank, identity, self.config.deadline_s)
-        try:
-            sight = self._look(snodes, rank, world_size)
-            sight, outcome = self._agree(snodes, sight, exchange)
-        finally:
-            if exchange is not None:
-                exchange.leave()
+        sight = self._look(snodes, rank, world_size)
+        sight, outcome = self._decide(snodes, sight)
         if outcome is None:
             return snodes
         ordered = snodes
@@ -113,7 +118,7 @@ class OverlapPass:
                     sight.adapted.comm_buffers,
                 )
             notes = [*self.host.notes(), *sight.notes(), *outcome.notes]
-            add_record(evolve(outcome, notes=tuple(notes)))
+            add_record(evolve(outcome, notes=tuple(notes)), self._mark_code())
             logger.info(
                 "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
                 outcome.rank,
@@ -130,6 +135,12 @@ class OverlapPass:
                 type(error).__name__,
                 error,
             )
+
+    def _mark_code(self) -> str:
+        job = current_job()
+        if job is None or V.graph.cpp_wrapper:
+            return ""
+        return job.agreements(self.config, self.host).mark_code(V.graph.wrapper_code)
 
     def _look(self, snodes: list[Any], rank: int, world_size: int) -> _Sight:
         """What this rank sees of its graph; one that cannot be described still has a vote."""
@@ -172,40 +183,70 @@ class OverlapPass:
             snodes, adapted.requests, view.skeleton, adapted.sizes, self.config, self.host
         )
 
-    def _agree(
-        self, snodes: list[Any], sight: _Sight, exchange: StoreExchange | None
-    ) -> tuple[_Sight, RankOutcome | None]:
-        """Negotiate; None for a graph without communication, which only says so to its peers.
-
-        Without an exchange there is one rank, or a fake group whose ranks always agree.
-        """
-        view, groups = sight.view, sight.groups
+    def _decide(self, snodes: list[Any], sight: _Sight) -> tuple[_Sight, RankOutcome | None]:
+        """Follow what was agreed, or negotiate; None for a graph that holds nothing to decide."""
+        view = sight.view
         rank = view.graph.rank
+        job = current_job()
+        outcome: RankOutcome | None
         if not self.config.enabled:
-            if exchange is not None:
-                exchange.publish_scope(())
-            return sight, _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
-        if exchange is None:
-            if not groups:
-                return sight, None
-            scope = tuple(sorted({rank, *(r for ranks in groups for r in ranks)}))
-            protocol = negotiate(view, scope, sight.measurer if len(scope) == 1 else None)
-            return sight, run_loopback(protocol, scope.index(rank), len(scope))
+            outcome = _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
+        elif job is None or job.world_size == 1:
+            return sight, self._decide_alone(sight)
+        else:
+            identity = identify(V.graph)
+            key, agreements = key_of(view, identity), job.agreements(self.config, self.host)
+            agreed = None if key is None else agreements.book.get(key)
+            if agreed is not None:
+                return sight, follow(view, agreed)
+            if sight.can_wait:
+                return self._negotiate(snodes, sight, job, identity)
+            outcome = None if not sight.groups else _kept(rank, "no weight gather to hide", view)
+        if job is not None and job.world_size > 1:
+            # Peers whose graphs of this function have gathers need not wait for this one.
+            meeting = job.meeting(view, identify(V.graph), counts=False)
+            exchange = StoreExchange(job.store, rank, meeting.name, self.config.deadline_s)
+            exchange.publish_scope(sight.groups, gathers=0)
+            exchange.leave()
+        return sight, outcome
+
+    def _decide_alone(self, sight: _Sight) -> RankOutcome | None:
+        """For one rank, and for a fake group, whose ranks always agree."""
+        if not sight.groups:
+            return None
+        rank = sight.view.graph.rank
+        scope = tuple(sorted({rank, *(r for ranks in sight.groups for r in ranks)}))
+        protocol = negotiate(sight.view, scope, sight.measurer if len(scope) == 1 else None)
+        return run_loopback(protocol, scope.index(rank), len(scope))
+
+    def _negotiate(
+        self, snodes: list[Any], sight: _Sight, job: Job, identity: str
+    ) -> tuple[_Sight, RankOutcome]:
+        """Meet the other ranks, and remember what came of it."""
+        view, config = sight.view, self.config
+        meeting = job.meeting(view, identity)
+        deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
+        exchange = StoreExchange(job.store, job.rank, meeting.name, deadline_s)
         try:
-            if not groups and not view.fault:
-                exchange.publish_scope(())
-                return sight, None
-            found = exchange.find_scope(groups, sight.undeclared)
+            gathers = None if view.skeleton is None else len(view.skeleton.gathers)
+            found = exchange.find_scope(sight.groups, sight.undeclared, gathers)
             if found.why:
-                return sight, _kept(rank, found.why, view, found.ranks)
-            if set(note_hidden(found.seen)) & set(sight.opaque_ops):
-                # A peer saw an op of this graph communicate, which could not be tried here.
-                sight = self._look(snodes, rank, view.graph.world_size)
-            return sight, exchange.run(
-                negotiate(sight.view, found.ranks, sight.measurer), found.ranks
-            )
+                outcome = evolve(_kept(job.rank, found.why, view, found.ranks), lasting=False)
+            else:
+                if set(note_hidden(found.seen)) & set(sight.opaque_ops):
+                    # A peer saw an op of this graph communicate, which could not be tried here.
+                    sight = self._look(snodes, job.rank, job.world_size)
+                outcome = exchange.run(
+                    negotiate(sight.view, found.ranks, sight.measurer), found.ranks
+                )
         except TimeoutError as error:
-            return sight, _kept(rank, str(error), sight.view)
+            outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
+        finally:
+            exchange.leave()
+        key = key_of(sight.view, identity)
+        if key is not None:
+            job.agreements(config, self.host).add(key, agreement_of(outcome))
+        return sight, outcome
 
 
 @frozen(kw_only=True)
@@ -220,6 +261,12 @@ class _Sight:
     measurer: DeviceMeasurer | None = None
     undeclared: tuple[str, ...] = ()
     """Ops that were seen to communicate."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether there is something to negotiate: a gather, or a fault that peers must hear of."""
+        skeleton = self.view.skeleton
+        return bool(self.view.fault or (skeleton is not None and skeleton.gathers))
 
     @property
     def opaque_ops(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .frame import Frame, build_frame, rebuild_order
 from .plan import GatherPlacement, Plan, Verdict
 from .schedule import align, propose
-from .settle import settle
+from .settle import follow_slots, settle
 from .timeline import Timeline, TimelineModel
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Verdict",
     "align",
     "build_frame",
+    "follow_slots",
     "propose",
     "rebuild_order",
     "settle",

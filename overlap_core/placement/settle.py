@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .frame import Frame
 
-__all__ = ["settle"]
+__all__ = ["follow_slots", "settle"]
 
 
 def settle(plan: Plan, frame: Frame, agreed: Sequence[int], *, by_boundary: bool) -> Plan:
@@ -47,3 +47,27 @@ def settle(plan: Plan, frame: Frame, agreed: Sequence[int], *, by_boundary: bool
             placement = evolve(placement, boundary=boundary, slot=frame.slot(boundary))
         settled.append(placement)
     return Plan(placements=tuple(settled))
+
+
+def follow_slots(plan: Plan, frame: Frame, agreed: Sequence[int]) -> Plan:
+    """Put each gather into the slot that was agreed for an earlier graph of the same skeleton.
+
+    Inside the slot a gather goes as close as possible to where this rank wants it.
+
+    Raises:
+        IllegalOrderError: a gather cannot be launched in its slot.
+    """
+    followed = []
+    reached = 0
+    for placement, slot in zip(plan.placements, agreed, strict=True):
+        end = frame.fixed[slot] if slot < len(frame.fixed) else len(frame.base)
+        first = max(placement.floor, frame.slot_start(slot), reached)
+        last = min(placement.original, end)
+        if first > last:
+            raise IllegalOrderError(
+                f"gather {placement.gather!r} cannot be launched in slot {slot}: it would have to "
+                f"lie between boundaries {first} and {last}"
+            )
+        reached = min(max(placement.boundary, first), last)
+        followed.append(evolve(placement, boundary=reached, slot=slot))
+    return Plan(placements=tuple(followed))

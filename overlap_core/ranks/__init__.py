@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .agreements import Agreement, AgreementBook, GraphKey
+from .common_order import CommonOrder
 from .consensus import reconcile
 from .lockstep import Measurer, agree_on_costs
 from .memory import run_in_memory, run_loopback
@@ -12,8 +14,12 @@ from .store import StoreExchange
 from .votes import Mode, ModeDecision, Vote
 
 __all__ = [
+    "Agreement",
+    "AgreementBook",
     "Commitment",
+    "CommonOrder",
     "Decide",
+    "GraphKey",
     "Measurer",
     "Mode",
     "ModeDecision",

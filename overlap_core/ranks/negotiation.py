@@ -17,9 +17,12 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Decide", "Protocol", "Share", "share_distinct"]
+__all__ = ["DIGEST", "Decide", "Protocol", "Share", "share_distinct"]
 
 T = TypeVar("T")
+
+DIGEST = "/digest"
+"""Ends the name of a step at which ranks mostly say the same short text."""
 
 
 @frozen
@@ -54,7 +57,7 @@ def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[byte
         index: place of this rank in the scope.
     """
     mine = hashlib.sha256(payload).hexdigest().encode()
-    digests = yield Share(f"{step}/digest", mine)
+    digests = yield Share(f"{step}{DIGEST}", mine)
     if len(set(digests)) == 1:
         return (payload,) * len(digests)
     speakers: dict[bytes, int] = {}

@@ -13,15 +13,15 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 from typing import Protocol as TypingProtocol
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from overlap_core.errors import DeadlineError
 
-from .negotiation import Decide
+from .negotiation import DIGEST, Decide
 from .scopes import one_sided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .negotiation import Protocol
 
@@ -40,6 +40,7 @@ class KeyValueStore(TypingProtocol):
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
@@ -50,9 +51,26 @@ class ScopeFound:
     ranks: tuple[int, ...]
     """Ascending."""
     why: str
-    """Why they cannot negotiate (one communicates with another whose graph knows nothing of it)."""
+    """Why they cannot negotiate: one communicates with another whose graph knows nothing of it, or
+    has no weight gather where others have some. Empty: they can."""
     seen: tuple[str, ...]
     """Ops that a rank of the scope saw communicating without a declaration, sorted."""
+
+
+@frozen(kw_only=True)
+class _ScopeSaid:
+    """What one rank publishes of its graph before anybody votes."""
+
+    groups: Sequence[Sequence[int]]
+    seen: Sequence[str]
+    gathers: int | None
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, payload: bytes) -> _ScopeSaid:
+        return cls(**json.loads(payload))
 
 
 class StoreExchange:
@@ -82,47 +100,51 @@ class StoreExchange:
         self._deadline_s = deadline_s
         self._announced = False
 
-    def find_scope(self, groups: Iterable[Sequence[int]], seen: Iterable[str] = ()) -> ScopeFound:
+    def find_scope(
+        self,
+        groups: Iterable[Sequence[int]],
+        seen: Iterable[str] = (),
+        gathers: int | None = None,
+    ) -> ScopeFound:
         """Publish the groups of this rank's graph and follow those of its peers.
 
         Args:
             groups: ranks of each group that the graph communicates on.
             seen: ops of the graph that were seen to communicate without being declared.
+            gathers: number of its weight gathers; None: unknown.
 
         Raises:
             DeadlineError: a rank of the scope did not publish in time.
         """
-        mine, said = self.publish_scope(groups, seen), set(seen)
-        known: dict[int, list[list[int]]] = {self._rank: [list(ranks) for ranks in mine]}
+        known = {self._rank: self.publish_scope(groups, seen, gathers)}
         while True:
-            wanted = {rank for lists in known.values() for ranks in lists for rank in ranks}
+            wanted = {rank for said in known.values() for ranks in said.groups for rank in ranks}
             missing = sorted(wanted - known.keys())
             if not missing:
                 break
             for rank, payload in self._collect("scope", missing).items():
-                data = json.loads(payload)
-                known[rank] = data["groups"]
-                said.update(data["seen"])
-        pair = one_sided(known)
-        why = ""
-        if pair is not None:
-            why = (
-                f"rank {pair[0]} communicates with rank {pair[1]} in this graph, but rank "
-                f"{pair[1]} does not communicate with rank {pair[0]}"
-            )
-        return ScopeFound(ranks=tuple(sorted(known)), why=why, seen=tuple(sorted(said)))
+                known[rank] = _ScopeSaid.decode(payload)
+        return ScopeFound(
+            ranks=tuple(sorted(known)),
+            why=_why_apart(known),
+            seen=tuple(sorted({op for said in known.values() for op in said.seen})),
+        )
 
     def publish_scope(
-        self, groups: Iterable[Sequence[int]], seen: Iterable[str] = ()
-    ) -> list[tuple[int, ...]]:
-        """Say which groups this rank's graph communicates on, and wait for nobody.
+        self,
+        groups: Iterable[Sequence[int]],
+        seen: Iterable[str] = (),
+        gathers: int | None = None,
+    ) -> _ScopeSaid:
+        """Say what `find_scope` says, and wait for nobody.
 
-        A graph without communication publishes an empty list, so that no peer waits for it.
+        A graph without weight gathers says so in this way, and no peer waits for it.
         """
-        mine = sorted({tuple(ranks) for ranks in groups})
-        data = {"groups": mine, "seen": sorted(seen)}
-        self._store.set(self._key("scope", self._rank), json.dumps(data))
-        return mine
+        said = _ScopeSaid(
+            groups=sorted({tuple(ranks) for ranks in groups}), seen=sorted(seen), gathers=gathers
+        )
+        self._store.set(self._key("scope", self._rank), said.encode())
+        return said
 
     def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:
         """Drive this rank's side of a negotiation to its end.
@@ -139,9 +161,7 @@ class StoreExchange:
                 if isinstance(request, Decide):
                     answer = (self._decide(step, request.payload),)
                 else:
-                    self._store.set(self._key(step, self._rank), request.payload.decode())
-                    found = self._collect(step, scope)
-                    answer = tuple(found[rank] for rank in scope)
+                    answer = self._share(step, request.payload, scope)
                 request = protocol.send(answer)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
@@ -160,41 +180,83 @@ class StoreExchange:
     def _key(self, step: str, rank: int) -> str:
         return f"{self._prefix}/{step}/{rank}"
 
+    def _share(self, step: str, payload: bytes, scope: tuple[int, ...]) -> tuple[bytes, ...]:
+        text = payload.decode()
+        self._store.set(self._key(step, self._rank), text)
+        if not step.endswith(DIGEST):
+            found = self._collect(step, scope)
+            return tuple(found[rank] for rank in scope)
+        # Most often all say the same. Counters tell, and cost the same in a world of any size.
+        same, arrived = f"{self._prefix}/{step}/={text}", f"{self._prefix}/{step}/arrived"
+        self._store.add(same, 1)
+        self._store.add(arrived, 1)
+        self._wait(step, scope, lambda: self._store.add(arrived, 0) >= len(scope))
+        if self._store.add(same, 0) == len(scope):
+            return (payload,) * len(scope)
+        found = self._read(step, scope)
+        return tuple(found[rank] for rank in scope)
+
     def _decide(self, step: str, payload: bytes) -> bytes:
         key = f"{self._prefix}/{step}"
         return bytes(self._store.compare_set(key, "", payload.decode()))
 
     def _collect(self, step: str, ranks: Sequence[int]) -> dict[int, bytes]:
-        keys = {rank: self._key(step, rank) for rank in ranks}
+        keys = [self._key(step, rank) for rank in ranks]
+        self._wait(step, ranks, lambda: self._store.check(keys))
+        return self._read(step, ranks)
+
+    def _read(self, step: str, ranks: Sequence[int]) -> dict[int, bytes]:
+        return {rank: bytes(self._store.get(self._key(step, rank))) for rank in ranks}
+
+    def _wait(self, step: str, ranks: Sequence[int], done: Callable[[], bool]) -> None:
+        """Poll until `done`; `ranks` are those that have to say something at this step."""
         pause = _FIRST_PAUSE_S
         looked_for_leavers = 0.0
-        while not self._store.check(list(keys.values())):
+        while not done():
             waited = self._clock() - self._started
             if waited - looked_for_leavers > 1 or waited > self._deadline_s:
                 looked_for_leavers = waited
-                # Who answered and then left is not missing: look for answers after leavers.
-                gone = [rank for rank in keys if self._store.check([self._key("left", rank)])]
-                missing = [rank for rank, key in keys.items() if not self._store.check([key])]
-                left = [rank for rank in gone if rank in missing]
-                if left:
-                    raise DeadlineError(f"{_ranks(left)} gave up on step {step!r}")
-                if missing and waited > self._deadline_s:
-                    raise DeadlineError(
-                        f"{_ranks(missing)} did not reach step {step!r} within "
-                        f"{self._deadline_s:g} s; see deadline_s in OverlapConfig"
-                    )
-                if missing and waited > _PROGRESS_AFTER_S and not self._announced:
-                    self._announced = True
-                    logger.warning(
-                        "rank %d waits for %s at step %r, at most %.0f s more",
-                        self._rank,
-                        _ranks(missing),
-                        step,
-                        self._deadline_s - waited,
-                    )
+                self._look_for_missing(step, ranks, waited)
+                if waited > self._deadline_s and not done():
+                    raise DeadlineError(f"a rank was lost in the middle of step {step!r}")
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_S)
-        return {rank: bytes(self._store.get(key)) for rank, key in keys.items()}
+
+    def _look_for_missing(self, step: str, ranks: Sequence[int], waited: float) -> None:
+        """Who did not answer yet: told, or given up if they left or the deadline has passed."""
+        # Who answered and then left is not missing: look for answers after leavers.
+        gone = [rank for rank in ranks if self._store.check([self._key("left", rank)])]
+        missing = [rank for rank in ranks if not self._store.check([self._key(step, rank)])]
+        left = [rank for rank in gone if rank in missing]
+        if left:
+            raise DeadlineError(f"{_ranks(left)} gave up on step {step!r}")
+        if missing and waited > self._deadline_s:
+            raise DeadlineError(
+                f"{_ranks(missing)} did not reach step {step!r} within "
+                f"{self._deadline_s:g} s; see deadline_s in OverlapConfig"
+            )
+        if missing and waited > _PROGRESS_AFTER_S and not self._announced:
+            self._announced = True
+            logger.warning(
+                "rank %d waits for %s at step %r, at most %.0f s more",
+                self._rank,
+                _ranks(missing),
+                step,
+                self._deadline_s - waited,
+            )
+
+
+def _why_apart(known: Mapping[int, _ScopeSaid]) -> str:
+    pair = one_sided({rank: said.groups for rank, said in known.items()})
+    if pair is not None:
+        return (
+            f"rank {pair[0]} communicates with rank {pair[1]} in this graph, but rank "
+            f"{pair[1]} does not communicate with rank {pair[0]}"
+        )
+    without = [rank for rank, said in sorted(known.items()) if said.gathers == 0]
+    if without and len(without) < len(known):
+        return f"different numbers of weight gathers: {_ranks(without)}: 0"
+    return ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -39,12 +39,14 @@ def write_distribution(
     source: str = HOOK,
     requires: tuple[str, ...] = ("overlap-core>=0.1,<0.2",),
     version: str = "1.0",
+    extras: tuple[str, ...] = (),
 ) -> None:
     """Put a distribution with metadata, entry points and one module in a folder on the path."""
     module = name.replace("-", "_")
     info = site / f"{module}-{version}.dist-info"
     info.mkdir(parents=True)
     needs = "".join(f"Requires-Dist: {text}\n" for text in requires)
+    needs += "".join(f"Provides-Extra: {extra}\n" for extra in extras)
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
     )
@@ -179,10 +181,15 @@ def test_a_distribution_for_another_version_is_refused_before_import(site: Path)
     assert "probe_old" not in names(discover(disable=("probe_old",)))
 
 
-def test_a_requirement_of_an_extra_does_not_count(site: Path) -> None:
+def test_a_requirement_of_an_extra_counts_if_the_distribution_has_that_extra(site: Path) -> None:
     requires = ('overlap-core>=7; extra == "future"',)
     write_distribution(site, "probe-a", {"probe_one": "probe_a"}, requires=requires)
     assert any("probe-a does not declare" in note for note in discover().notes())
+    write_distribution(
+        site, "probe-b", {"probe_two": "probe_b"}, requires=requires, extras=("future",)
+    )
+    with pytest.raises(PluginError, match=r"'probe_two' of probe-b needs overlap-core>=7"):
+        discover()
 
 
 def test_an_import_failure_names_plugin_distribution_and_reason(site: Path) -> None:

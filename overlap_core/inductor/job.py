@@ -1,0 +1,124 @@
+"""What this process knows of the job: its agreements, and under which names its ranks meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+from overlap_core.ranks import GraphKey
+from overlap_core.skeleton import structure_digest
+
+from .groups import default_store, is_fake_world, rank_and_world_size
+from .warm_start import Agreements, setting_of
+
+if TYPE_CHECKING:
+    from overlap_core.config import OverlapConfig
+    from overlap_core.host import PluginHost
+    from overlap_core.pipeline import RankView
+    from overlap_core.ranks.store import KeyValueStore
+
+__all__ = ["Job", "Meeting", "current_job", "forget_job", "key_of"]
+
+
+@frozen(kw_only=True)
+class Meeting:
+    """Where ranks negotiate about one graph."""
+
+    name: str
+    """Unique for the job's store, equal on all ranks that come for the same graph."""
+    again: bool
+    """This function was negotiated before; peers may never come."""
+
+
+@define
+class Job:
+    """One initialization of torch.distributed. A new one forgets all agreements."""
+
+    store: KeyValueStore
+    rank: int
+    world_size: int
+    _lock: threading.RLock = field(factory=threading.RLock)
+    _agreements: dict[str, Agreements] = field(factory=dict)
+    _settings: dict[str, list[str]] = field(factory=dict)
+    _met: dict[str, int] = field(factory=dict)
+
+    def agreements(self, config: OverlapConfig, host: PluginHost) -> Agreements:
+        """Those made under one configuration. The first call asks all ranks how they start."""
+        setting = setting_of(config, host)
+        with self._lock:
+            if setting not in self._agreements:
+                self._agreements[setting] = Agreements(
+                    None if self.world_size == 1 else self.store,
+                    self.rank,
+                    self.world_size,
+                    setting,
+                    config,
+                )
+            return self._agreements[setting]
+
+    def meeting(self, view: RankView, identity: str, *, counts: bool = True) -> Meeting:
+        """Where to meet for a graph without an agreement.
+
+        The first graph of a function meets whatever it looks like, so that ranks hear of their
+        differences. A later one meets those that look like it: a rank that compiles alone then
+        leaves no trace where all ranks meet next.
+
+        Args:
+            view: this rank's graph.
+            identity: which function it is, from `identify`.
+            counts: False for a graph that only tells peers not to wait for it.
+        """
+        setting = setting_of(view.config, view.host)
+        with self._lock:
+            # Ranks whose configurations differ must meet, and say so: only the number counts.
+            known = self._settings.setdefault(identity, [])
+            if setting not in known:
+                known.append(setting)
+            name = f"{identity}/{known.index(setting)}"
+            again = name in self._met
+            if again:
+                shape = view.skeleton and structure_digest(view.skeleton.entries)[:32]
+                name = f"{name}/{shape or 'none'}"
+            number = self._met.get(name, 0)
+            if counts:
+                self._met[name] = number + 1
+        return Meeting(name=f"{name}/{number}", again=again)
+
+
+def key_of(view: RankView, identity: str) -> GraphKey | None:
+    """The key of a graph's agreement; None for a graph that could not be looked at."""
+    if view.skeleton is None:
+        return None
+    nodes = [view.graph.nodes[position] for position in view.skeleton.positions]
+    ranks = json.dumps(list({node.group: node.group_ranks for node in nodes}.values()))
+    return GraphKey(
+        code=identity,
+        structure=structure_digest(view.skeleton.entries),
+        groups=hashlib.sha256(ranks.encode()).hexdigest(),
+    )
+
+
+_current: list[Job] = []
+_lock = threading.Lock()
+
+
+def current_job() -> Job | None:
+    """The job of the process groups that are initialized now; None: there are none."""
+    world = rank_and_world_size()
+    if world is None or is_fake_world():
+        return None
+    store = default_store()
+    with _lock:
+        if not _current or _current[0].store is not store:
+            _current[:] = [Job(store, *world)]
+        return _current[0]
+
+
+def forget_job() -> None:
+    """Forget all agreements, as a new process would."""
+    with _lock:
+        _current.clear()

@@ -1,0 +1,176 @@
+"""The plan file of this rank, and what Inductor's caches are told of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import uuid
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor.codecache import BypassFxGraphCache
+from torch._inductor.runtime.runtime_utils import cache_dir
+
+from overlap_core.ranks import AgreementBook
+from overlap_core.ranks.plan_file import (
+    PlanFile,
+    agree_on_start,
+    load_plan_file,
+    new_name,
+    save_plan_file,
+    with_agreement,
+)
+from overlap_core.registry import registry_digest
+
+if TYPE_CHECKING:
+    from overlap_core.config import OverlapConfig
+    from overlap_core.host import PluginHost
+    from overlap_core.ranks import Agreement, GraphKey
+    from overlap_core.ranks.store import KeyValueStore
+
+__all__ = ["Agreements", "setting_of"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PATIENCE_S = 60.0
+
+
+def setting_of(config: OverlapConfig, host: PluginHost) -> str:
+    """Digest of all that ranks must share before they can agree on anything."""
+    words = [config.digest(), host.digest(), registry_digest()]
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+class Agreements:
+    """What the ranks agreed on under one configuration, in memory and in the plan file.
+
+    Args:
+        store: shared by all ranks of the job; None: there is nobody to ask.
+        rank, world_size: of this process.
+        setting: from `setting_of`.
+        config: where files are, and whether there are any.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore | None,
+        rank: int,
+        world_size: int,
+        setting: str,
+        config: OverlapConfig,
+    ) -> None:
+        self.book = AgreementBook()
+        self.warm = False
+        self._rank = rank
+        self._path: Path | None = None
+        self._file: PlanFile | None = None
+        if config.warm_start:
+            header = _header(world_size, setting)
+            given = config.plan_dir or os.environ.get("OVERLAP_CORE_PLAN_DIR")
+            folder = Path(given) if given else Path(cache_dir()) / "overlap_core"
+            name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+            self._path = folder / name / f"rank{rank}.json"
+            self._start(store, world_size, header, min(config.deadline_s, _LONGEST_PATIENCE_S))
+
+    def _start(
+        self,
+        store: KeyValueStore | None,
+        world_size: int,
+        header: dict[str, str],
+        patience_s: float,
+    ) -> None:
+        assert self._path is not None
+        found = load_plan_file(self._path, header)
+        if store is None:
+            self.warm = found is not None
+            self._file = found or PlanFile(name=new_name(), header=header)
+        else:
+            prefix = f"overlap_core/start/{header['setting'][:16]}"
+            self._file, self.warm = agree_on_start(
+                store, prefix, world_size, found, header, patience_s
+            )
+        if self._file is None:
+            return
+        for key, agreement in self._file.agreements:
+            self.book.add(key, agreement)
+        if not self.warm:
+            self._save()
+
+    def add(self, key: GraphKey, agreement: Agreement) -> None:
+        """Remember an agreement, here and for the next start.
+
+        Written before anything that was compiled under it can reach a cache.
+        """
+        self.book.add(key, agreement)
+        if self._file is None:
+            return
+        if not agreement.lasting:
+            self.drop()
+            return
+        self._file = with_agreement(self._file, key, agreement)
+        self._save()
+
+    def drop(self) -> None:
+        """Make the next start a cold one on all ranks, since this rank has no file to show."""
+        self._file = None
+        if self._path is not None:
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("plan file %s cannot be removed: %s", self._path, error)
+
+    def token(self) -> str:
+        """What the cache keys of this rank's compiled code must contain.
+
+        Raises:
+            BypassFxGraphCache: this rank must keep away from caches.
+        """
+        if self._file is None:
+            raise BypassFxGraphCache("overlap_core has no plan that all ranks hold")
+        return f"overlap_core {self._file.name} rank {self._rank}"
+
+    def mark_code(self, wrapper_code: Any) -> str:
+        """Let the code that is being generated say that it was loaded, see `report.cached`.
+
+        Returns:
+            The name of the graph's report; empty if there is none to come back to.
+        """
+        header = getattr(wrapper_code, "header", None)
+        if self._file is None or self._path is None or header is None:
+            return ""
+        name = uuid.uuid4().hex
+        folder = self._path.with_suffix("") / self._file.name
+        header.writeline("from overlap_core.report.cached import note_loaded as _note_loaded")
+        header.writeline(f"_note_loaded({str(folder)!r}, {name!r})")
+        return name
+
+    def _save(self) -> None:
+        assert self._path is not None
+        assert self._file is not None
+        try:
+            save_plan_file(self._path, self._file)
+        except OSError as error:
+            logger.warning(
+                "plan file %s cannot be written (%s); the next start will negotiate again",
+                self._path,
+                error,
+            )
+            self.drop()
+
+
+def _header(world_size: int, setting: str) -> dict[str, str]:
+    """What must not change between two starts of a job."""
+    return {
+        "overlap_core": version("overlap-core"),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "world_size": str(world_size),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "program": Path(sys.argv[0]).name,
+        "setting": setting,
+    }

@@ -1,0 +1,68 @@
+"""What ranks agreed on, remembered for as long as the job runs.
+
+A graph that is compiled again (a new shape, a new guard) has the same skeleton as the one before,
+and its peers may go on with their old graphs. It must therefore keep the agreed order of
+communication, and it can do so alone, since the agreement says all that matters to others.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from attrs import field, frozen
+
+from .votes import Mode  # noqa: TC001  cattrs reads the annotations
+
+__all__ = ["Agreement", "AgreementBook", "GraphKey"]
+
+
+def _ints(values: object) -> tuple[int, ...]:
+    return tuple(values)  # type: ignore[arg-type]
+
+
+@frozen(kw_only=True, order=True)
+class GraphKey:
+    """Which graphs share an agreement."""
+
+    code: str
+    """The compiled function, and what it is compiled for: forward, backward or inference."""
+    structure: str
+    """Digest of the skeleton, see `structure_digest`."""
+    groups: str
+    """Digest of the ranks behind the skeleton's groups, which are each rank's own."""
+
+
+@frozen(kw_only=True)
+class Agreement:
+    """What was decided for all graphs of one key."""
+
+    mode: Mode
+    why: str
+    scope: tuple[int, ...] = field(default=(), converter=_ints)
+    """The ranks that decided, ascending."""
+    sequence: tuple[int, ...] = field(default=(), converter=_ints)
+    """Ordinals of the skeleton entries in the committed order; empty: as in program order."""
+    lasting: bool = True
+    """False: decided because a rank was late or failed, so it holds for this run only."""
+
+
+class AgreementBook:
+    """Agreements by key. The first one of a key stands."""
+
+    def __init__(self) -> None:
+        self._found: dict[GraphKey, Agreement] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: GraphKey) -> Agreement | None:
+        with self._lock:
+            return self._found.get(key)
+
+    def add(self, key: GraphKey, agreement: Agreement) -> Agreement:
+        """Remember an agreement; returns the one that stands."""
+        with self._lock:
+            return self._found.setdefault(key, agreement)
+
+    def items(self) -> tuple[tuple[GraphKey, Agreement], ...]:
+        """All agreements, sorted by key."""
+        with self._lock:
+            return tuple(sorted(self._found.items()))

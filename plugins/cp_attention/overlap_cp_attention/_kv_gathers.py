@@ -1,0 +1,74 @@
+"""Gathers of keys and values that look like gathers of weights.
+
+torch's context parallelism gathers keys and values with plain all-gathers. As a rule they are fed
+by activations, and the core leaves them alone. Where a graph holds the attention only, keys and
+values are graph inputs, as weights are; but what an attention op reads as it was gathered, no
+matmul between, is no weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from overlap_core import NodeKind
+from overlap_core.registry import canonical_op_name
+
+if TYPE_CHECKING:
+    from overlap_core import Node, OverlapGraph
+    from overlap_core.placement.plan import GatherPlacement, Plan
+
+__all__ = ["hold_back"]
+
+_ATTENTION = (
+    "aten::_scaled_dot_product",
+    "aten::scaled_dot_product_attention",
+    "aten::_flash_attention",
+    "aten::_efficient_attention",
+    "aten::_cudnn_attention",
+)
+"""Beginnings of the names of attention ops."""
+_WHY = "it gathers keys and values for attention, not a weight"
+
+
+def hold_back(plan: Plan, graph: OverlapGraph) -> Plan | None:
+    """The plan with every gather of keys and values in its own place; None if there is none."""
+    held = {
+        placement.gather
+        for placement in plan.placements
+        if placement.boundary < placement.original and _feeds_attention(graph, placement.gather)
+    }
+    if not held:
+        return None
+    return evolve(
+        plan,
+        placements=tuple(
+            _in_place(placement) if placement.gather in held else placement
+            for placement in plan.placements
+        ),
+    )
+
+
+def _in_place(placement: GatherPlacement) -> GatherPlacement:
+    return evolve(placement, boundary=placement.original, why=_WHY)
+
+
+def _feeds_attention(graph: OverlapGraph, gather: str) -> bool:
+    """Whether an attention op reads the gather's result, itself or a copy made of it alone."""
+    same: set[str] = set()
+    for node in graph.nodes:
+        if node.name == gather:
+            same.update(node.writes)
+        elif same and not same.isdisjoint(node.reads):
+            if (canonical_op_name(node.op) or "").startswith(_ATTENTION):
+                return True
+            if _copies(node, same, graph):
+                same.update(node.writes)
+    return False
+
+
+def _copies(node: Node, same: set[str], graph: OverlapGraph) -> bool:
+    if node.kind is NodeKind.WAIT:
+        return True  # it also reads what the gather was given
+    return node.kind is NodeKind.COMPUTE and same.issuperset(node.reads)

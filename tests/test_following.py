@@ -1,0 +1,108 @@
+"""A rank that orders a graph alone ends with the sequence that all ranks agreed on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from attrs import evolve
+from hypothesis import event, given
+
+from overlap_core import OverlapConfig
+from overlap_core.errors import DivergenceError
+from overlap_core.following import agreement_of, follow
+from overlap_core.host import PluginHost
+from overlap_core.pipeline import prepare
+from overlap_core.ranks import Agreement, Mode
+from overlap_core.simulation import simulate, simulate_views
+from overlap_core.skeleton import structure_digest
+from overlap_core.testing import assert_legal
+from overlap_core.testing.strategies import RankSet, rank_sets
+
+from .pipeline_views import EXACT, hosted, same, skewed, two_layers
+from .small_graphs import on_ranks
+
+if TYPE_CHECKING:
+    from overlap_core.outcome import RankOutcome
+    from overlap_core.pipeline import RankView
+
+
+def sequence(outcome: RankOutcome) -> list[int]:
+    ordinals = {entry.node: entry.ordinal for entry in outcome.skeleton}
+    return [ordinals[name] for name in outcome.collectives]
+
+
+def test_a_graph_with_more_compute_follows_the_agreed_sequence() -> None:
+    views = same(2, scatter=True, extra=2)
+    agreement = agreement_of(simulate_views(views)[0])
+    assert agreement.mode is Mode.IDENTICAL
+    assert agreement.sequence == (0, 2, 1)
+    [again] = skewed({"scatter": True, "extra": 5})
+    outcome = follow(again, agreement)
+    assert outcome.committed
+    assert outcome.scope == (0, 1)
+    assert outcome.collectives == ("g0", "g1", "r")
+    assert outcome.why == agreement.why
+    assert outcome.notes == ("compiled alone: follows what was agreed for an earlier graph",)
+
+
+@pytest.mark.parametrize("mode", [Mode.PINNED, Mode.ABORT])
+def test_without_a_sequence_communication_stays_in_program_order(mode: Mode) -> None:
+    [view] = same(1, scatter=True, extra=2)
+    agreement = Agreement(mode=mode, why="for a reason", scope=(0, 1))
+    outcome = follow(view, agreement)
+    assert outcome.collectives == ("g0", "r", "g1")
+    assert outcome.mode is mode
+    assert outcome.committed == (mode is Mode.PINNED)
+
+
+def test_a_graph_that_cannot_follow_is_refused_loudly() -> None:
+    [view] = same(1, scatter=True)
+    impossible = Agreement(mode=Mode.SLOT, why="skeletons match", scope=(0, 1), sequence=(1, 0, 2))
+    with pytest.raises(DivergenceError, match=r"cannot order .* as the ranks agreed \(skeletons"):
+        follow(view, impossible)
+
+
+def test_a_graph_that_cannot_follow_keeps_program_order_where_that_is_the_agreement() -> None:
+    [view] = same(1, scatter=True)
+    broken = evolve(view, frame=None)
+    agreement = Agreement(mode=Mode.SLOT, why="skeletons match", scope=(0, 1), sequence=(0, 1, 2))
+    outcome = follow(broken, agreement)
+    assert outcome.mode is Mode.ABORT
+    assert not outcome.committed
+
+
+def test_shapes_change_no_structure_but_weights_do() -> None:
+    def digest(view: RankView) -> str:
+        assert view.skeleton is not None
+        return structure_digest(view.skeleton.entries)
+
+    graph = on_ranks(two_layers(scatter=True), 2)[0]
+    wider = evolve(graph.nodes[1], sizes=((64, 16),))
+    longer = [evolve(n, sizes=((7,),)) if n.name == "r" else n for n in graph.nodes]
+    assert graph.nodes[1].name == "g0"
+    other = evolve(graph, nodes=(graph.nodes[0], wider, *graph.nodes[2:]))
+    assert digest(hosted(graph)) == digest(hosted(evolve(graph, nodes=tuple(longer))))
+    assert digest(hosted(graph)) != digest(hosted(other))
+
+
+@given(rank_sets())
+def test_every_rank_could_have_followed_alone(ranks: RankSet) -> None:
+    config = OverlapConfig(contention=1, slack_ns=0)
+    host = PluginHost.discover(config)
+    for outcome in simulate(ranks.graphs, config):
+        if not outcome.committed:
+            continue
+        assert outcome.graph is not None
+        agreement = agreement_of(outcome)
+        alone = follow(prepare(outcome.graph, config, host), agreement)
+        event(f"mode {alone.mode}")
+        assert alone.committed
+        assert sequence(alone) == sequence(outcome)
+        assert_legal(outcome.graph, alone.order)
+
+
+def test_what_was_agreed_under_exact_costs_is_what_is_said() -> None:
+    agreement = agreement_of(simulate_views([hosted(two_layers(), EXACT)])[0])
+    assert agreement.lasting
+    assert agreement.sequence == (0, 1)

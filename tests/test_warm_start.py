@@ -1,0 +1,148 @@
+"""The second start of a job: what was agreed and compiled before is used, by all ranks or by none.
+
+Each start is two new processes. Every rank has Inductor caches of its own, as on two machines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+import overlap_core as oc
+from overlap_core.testing import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+
+
+def gather(shard: torch.Tensor) -> torch.Tensor:
+    ops, world = torch.ops._c10d_functional, dist.group.WORLD
+    launched = ops.all_gather_into_tensor(shard, world.size(), world.group_name)
+    return ops.wait_tensor(launched)
+
+
+def model(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ops, world = torch.ops._c10d_functional, dist.group.WORLD
+    x = torch.relu(x @ gather(a))
+    x = ops.wait_tensor(ops.all_reduce(x, "sum", world.group_name))
+    return torch.relu(x @ gather(b))
+
+
+def job(rank: int, world_size: int, folder: str, config: dict[str, Any]) -> dict[str, Any]:
+    """One start: two shapes of one function."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache{rank}"
+    settings = {"costs": "analytical", "plan_dir": f"{folder}/plans", **config}
+    compiled = torch.compile(
+        model, fullgraph=True, options=oc.inductor_options(oc.OverlapConfig(**settings))
+    )
+    torch.manual_seed(0)
+    weights = [torch.randn(32, 64)[rank::world_size].contiguous() for _ in range(2)]
+    weights = [weight[:, :32].contiguous() for weight in weights]
+    start = time.monotonic()
+    with torch.no_grad():
+        outputs = [float(compiled(torch.ones(rows, 32), *weights).sum()) for rows in (8, 24)]
+    return {
+        "outputs": outputs,
+        "hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "reports": [(str(r.mode), r.why, r.hoisted, list(r.order)) for r in oc.reports()],
+        "alone": [any("compiled alone" in note for note in r.notes) for r in oc.reports()],
+        "seconds": time.monotonic() - start,
+    }
+
+
+def start(folder: Path, world_size: int = 2, **config: Any) -> list[dict[str, Any]]:
+    return run_ranks(job, world_size, str(folder), config, deadline_s=300, tries=3)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A job that ran once, and what it saw."""
+    folder = tmp_path_factory.mktemp("job")
+    return folder, start(folder)
+
+
+@pytest.fixture
+def folder(first: tuple[Path, Any], tmp_path: Path) -> Path:
+    """What the first start left, in the same place, and as it was again afterwards."""
+    shutil.copytree(first[0], tmp_path / "kept")
+    yield first[0]
+    shutil.rmtree(first[0])
+    shutil.copytree(tmp_path / "kept", first[0])
+
+
+def plans(folder: Path) -> list[Path]:
+    return sorted((folder / "plans").glob("*/rank*.json"))
+
+
+def test_the_first_start_negotiates_once_and_follows_afterwards(first: Any) -> None:
+    for rank in first[1]:
+        assert rank["hits"] == 0
+        assert [mode for mode, *_ in rank["reports"]] == ["identical", "identical"]
+        assert rank["alone"] == [False, True]
+    assert len(plans(first[0])) == 2
+
+
+def test_the_second_start_loads_what_the_first_compiled(folder: Path, first: Any) -> None:
+    for before, after in zip(first[1], start(folder), strict=True):
+        assert after["hits"] == 2
+        assert after["outputs"] == before["outputs"]
+        assert after["reports"] == before["reports"]
+
+
+def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, first: Any) -> None:
+    shutil.rmtree(folder / "cache1")
+    hit, miss = start(folder)
+    assert (hit["hits"], miss["hits"]) == (2, 0)
+    assert miss["alone"] == [True, True]
+    assert miss["reports"] == hit["reports"] == first[1][0]["reports"]
+    assert miss["outputs"] == hit["outputs"]
+
+
+@pytest.mark.parametrize("damage", ["lost", "of another version", "broken", "of another run"])
+def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, damage: str) -> None:
+    path = plans(folder)[1]
+    data = json.loads(path.read_text())
+    if damage == "lost":
+        path.unlink()
+    elif damage == "of another version":
+        data["header"]["overlap_core"] = "0.0.1"
+        path.write_text(json.dumps(data))
+    elif damage == "broken":
+        path.write_text(path.read_text()[:-20])
+    else:
+        data["file"]["name"] = "another"
+        path.write_text(json.dumps(data))
+    for rank in start(folder):
+        assert rank["hits"] == 0
+        assert rank["alone"] == [False, True]
+    names = {json.loads(path.read_text())["file"]["name"] for path in plans(folder)}
+    assert len(names) == 1
+
+
+def test_another_configuration_is_another_job(folder: Path) -> None:
+    for rank in start(folder, slack_ns=1):
+        assert rank["hits"] == 0
+        assert rank["alone"] == [False, True]
+
+
+def test_a_world_of_another_size_is_another_job(folder: Path) -> None:
+    for rank in start(folder, world_size=1):
+        assert rank["hits"] == 0
+
+
+def test_without_warm_starts_nothing_is_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        for rank in start(tmp_path, warm_start=False):
+            assert rank["hits"] == 0
+            assert rank["alone"] == [False, True]
+    assert not plans(tmp_path)
