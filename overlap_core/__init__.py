@@ -22,6 +22,7 @@ from .skeleton import Communication, SkeletonEntry, fingerprint
 
 if TYPE_CHECKING:
     from .inductor import disable, enable, enabled, inductor_options
+    from .inductor.order_check import check_collective_order
     from .report import reports
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "OverlapGraph",
     "SkeletonEntry",
     "apply_materialize_inputs",
+    "check_collective_order",
     "disable",
     "enable",
     "enabled",
@@ -52,6 +54,7 @@ __all__ = [
 __version__ = _version("overlap-core")
 
 _NEEDS_TORCH = {
+    "check_collective_order": "inductor.order_check",
     "disable": "inductor",
     "enable": "inductor",
     "enabled": "inductor",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from overlap_core.inductor.issued import add_listener, remove_listener, tensors_in
+from overlap_core.ranks.issued import add_listener, remove_listener, tensors_in
 
 if TYPE_CHECKING:
     import torch.distributed as dist
