@@ -7,28 +7,46 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from .errors import DivergenceError, IllegalOrderError
-from .graph import first_violation
-from .placement import Plan, align, follow_slots, propose, rebuild_order
+from .graph import first_violation, restore_order
+from .pipeline import reordered
+from .placement import Plan, align, follow_slots, propose, rebuild_order, stand_still
 from .ranks import Agreement, Mode, ModeDecision
+from .skeleton import arrange, captured_order, structure_digest
 from .verdicts import describe_gathers
 
 if TYPE_CHECKING:
+    from .graph import OverlapGraph
     from .outcome import RankOutcome
     from .pipeline import RankView
+    from .skeleton import Skeleton
 
-__all__ = ["agreement_of", "follow"]
+__all__ = ["agreement_of", "follow", "structure_of"]
 
 _ALONE = "compiled alone: follows what was agreed for an earlier graph"
 
 
-def agreement_of(outcome: RankOutcome) -> Agreement:
-    """What an outcome means for later graphs of the same skeleton."""
-    ordinals = {entry.node: entry.ordinal for entry in outcome.skeleton}
+def structure_of(graph: OverlapGraph, skeleton: Skeleton) -> str:
+    """Digest of what graphs have in common that share an agreement.
+
+    Taken in captured order where that is known, so that it doesn't matter how Inductor has ordered
+    this graph.
+    """
+    return structure_digest(arrange(skeleton.entries, _canonical(graph, skeleton)))
+
+
+def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
+    """What an outcome means for later graphs of the same structure."""
+    sequence: list[int] = []
+    if view.skeleton is not None:
+        names = [entry.node for entry in view.skeleton.entries]
+        place = {names[o]: i for i, o in enumerate(_canonical(view.graph, view.skeleton))}
+        issued = set(names)
+        sequence = [place[name] for name in outcome.order if name in issued]
     return Agreement(
         mode=outcome.mode,
         why=outcome.why,
         scope=outcome.scope,
-        sequence=[ordinals[name] for name in outcome.collectives] if outcome.committed else (),
+        sequence=sequence,
         lasting=outcome.committed or outcome.lasting,
     )
 
@@ -36,34 +54,33 @@ def agreement_of(outcome: RankOutcome) -> Agreement:
 def follow(view: RankView, agreement: Agreement) -> RankOutcome:
     """Order one rank's graph as agreed, without asking anybody.
 
-    Communication comes in just the agreed sequence; where in its slot a gather is launched is
-    decided by this rank's own costs.
+    Communication comes in just the agreed sequence; where between its neighbours a gather is
+    launched is decided by this rank's own costs.
 
     Args:
-        view: of a graph whose skeleton has the structure that the agreement is about.
+        view: of a graph of the structure that the agreement is about.
         agreement: from an earlier graph, perhaps of an earlier run of the job.
 
     Raises:
-        DivergenceError: this graph cannot be brought into the agreed sequence, and program order
-            is another one. Peers may run the agreed one already.
+        DivergenceError: this graph cannot be brought into the sequence on which the ranks agreed,
+            and program order is another one. Peers may run the agreed one already.
     """
     decision = ModeDecision(mode=agreement.mode, why=agreement.why)
-    nodes = range(len(view.graph.nodes))
-    plan, order = Plan(), tuple(nodes)
-    if agreement.mode is not Mode.ABORT:
-        try:
-            plan, order = _place(view, agreement)
-        except Exception as error:
-            if _needs_moves(agreement):
-                raise DivergenceError(
-                    f"rank {view.graph.rank} cannot order a graph that it compiles again as the "
-                    f"ranks agreed ({agreement.why}): {type(error).__name__}: {error}. Its peers "
-                    "may run the agreed order already, and another one would make them wait for "
-                    "each other for ever. Switch the pass off on all ranks with OVERLAP_CORE=0, "
-                    "and report this"
-                ) from error
-            decision = ModeDecision(mode=Mode.ABORT, why=f"{type(error).__name__}: {error}")
-            plan, order = Plan(), tuple(nodes)
+    order = program = tuple(range(len(view.graph.nodes)))
+    plan, notes = Plan(), [_ALONE]
+    try:
+        plan, order = _order(view, agreement)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        if agreement.mode is not Mode.ABORT and not _is_program_order(view, agreement):
+            raise DivergenceError(
+                f"rank {view.graph.rank} cannot order a graph that it compiles again as the ranks "
+                f"agreed ({agreement.why}): {problem}. Its peers may run the agreed order "
+                "already, and another one would make them wait for each other for ever. Switch "
+                "the pass off on all ranks with OVERLAP_CORE=0, and report this"
+            ) from error
+        decision = ModeDecision(mode=Mode.ABORT, why=problem)
+        notes = [f"compiled alone and left in program order: {problem}"]
     outcome = describe_gathers(
         view,
         agreement.scope,
@@ -71,45 +88,94 @@ def follow(view: RankView, agreement: Agreement) -> RankOutcome:
         decision,
         plan,
         order,
-        committed=decision.mode is not Mode.ABORT,
+        committed=decision.mode is not Mode.ABORT or order != program,
     )
-    return evolve(outcome, notes=(*outcome.notes, _ALONE))
+    return evolve(outcome, notes=(*outcome.notes, *notes))
 
 
-def _needs_moves(agreement: Agreement) -> bool:
-    """Whether the agreed sequence is another one than that of program order."""
-    return list(agreement.sequence) != sorted(agreement.sequence)
+def _canonical(graph: OverlapGraph, skeleton: Skeleton) -> tuple[int, ...]:
+    """Ordinals of the entries in an order that graphs of one structure share."""
+    return captured_order(graph, skeleton) or tuple(range(len(skeleton.entries)))
 
 
-def _place(view: RankView, agreement: Agreement) -> tuple[Plan, tuple[int, ...]]:
+def _wanted(view: RankView, agreement: Agreement) -> tuple[int, ...]:
+    """The agreed sequence in this graph's own ordinals."""
+    if view.skeleton is None:
+        raise IllegalOrderError(view.fault or "the graph has no skeleton")
+    entries = len(view.skeleton.entries)
+    if not agreement.sequence:
+        return tuple(range(entries))
+    if sorted(agreement.sequence) != list(range(entries)):
+        raise IllegalOrderError("the agreement is about a skeleton of another length")
+    canonical = _canonical(view.graph, view.skeleton)
+    return tuple(canonical[place] for place in agreement.sequence)
+
+
+def _is_program_order(view: RankView, agreement: Agreement) -> bool:
+    """Whether the agreed sequence is that of this graph's program order."""
+    if view.skeleton is None:
+        return list(agreement.sequence) == sorted(agreement.sequence)
+    wanted = _wanted(view, agreement)
+    return wanted == tuple(range(len(wanted)))
+
+
+def _order(view: RankView, agreement: Agreement) -> tuple[Plan, tuple[int, ...]]:
+    """This graph in the agreed sequence: where its gathers are, and the order of positions."""
+    wanted = _wanted(view, agreement)
+    program = tuple(range(len(view.graph.nodes)))
+    assert view.skeleton is not None
+    moving = {entry.ordinal for entry in view.skeleton.entries if entry.weight_gather}
+    fixed = [ordinal for ordinal in wanted if ordinal not in moving]
+    if fixed == sorted(fixed) and _ascends(wanted, moving):
+        if agreement.mode is Mode.ABORT:
+            if wanted != tuple(range(len(wanted))):
+                raise IllegalOrderError("nothing was agreed that would move gathers")
+            return Plan(), program
+        return _place(view, wanted, pinned=agreement.mode is Mode.PINNED)
+    # Inductor has ordered this graph's communication otherwise than the earlier one's.
+    positions = view.skeleton.positions
+    restored = restore_order(view.graph.predecessors, [positions[o] for o in wanted])
+    if restored is None:
+        raise IllegalOrderError("its dependencies contradict the agreed sequence")
+    _, order = _place(reordered(view, restored), tuple(range(len(wanted))), pinned=True)
+    order = tuple(restored[position] for position in order)
+    assert view.frame is not None
+    return stand_still(view.graph, view.frame), order
+
+
+def _ascends(wanted: tuple[int, ...], moving: set[int]) -> bool:
+    gathers = [ordinal for ordinal in wanted if ordinal in moving]
+    return gathers == sorted(gathers)
+
+
+def _place(
+    view: RankView, wanted: tuple[int, ...], *, pinned: bool
+) -> tuple[Plan, tuple[int, ...]]:
+    """Move gathers only, to where the sequence has them."""
     skeleton, frame = view.skeleton, view.frame
     if skeleton is None or frame is None:
         raise IllegalOrderError(view.fault or "the graph has no skeleton")
-    pinned = agreement.mode is Mode.PINNED
     plan = propose(view.graph, skeleton, frame, view.costs, view.config, pinned=pinned)
     plan = align(view.host.adjust_plan(plan, view.graph), frame)
-    expected = agreement.sequence or tuple(range(len(skeleton.entries)))
     if not pinned:
-        plan = follow_slots(plan, frame, _slots(view, expected))
+        plan = follow_slots(plan, frame, _slots(skeleton, wanted))
     order = rebuild_order(frame, tuple(placement.boundary for placement in plan.placements))
     violation = first_violation(view.graph.predecessors, order)
     if violation is not None:
         early, late = (view.graph.nodes[position].name for position in violation)
         raise IllegalOrderError(f"the agreed order has {late!r} before {early!r}")
     ordinal = {position: i for i, position in enumerate(skeleton.positions)}
-    sequence = tuple(ordinal[position] for position in order if position in ordinal)
-    if sequence != expected:
+    if tuple(ordinal[position] for position in order if position in ordinal) != wanted:
         raise IllegalOrderError("the rebuilt order has another sequence of communication")
     return plan, order
 
 
-def _slots(view: RankView, sequence: tuple[int, ...]) -> list[int]:
+def _slots(skeleton: Skeleton, wanted: tuple[int, ...]) -> list[int]:
     """For each gather, in program order, how many fixed entries the sequence has before it."""
-    assert view.skeleton is not None
-    moving = {entry.ordinal for entry in view.skeleton.entries if entry.weight_gather}
+    moving = {entry.ordinal for entry in skeleton.entries if entry.weight_gather}
     slots: dict[int, int] = {}
     passed = 0
-    for ordinal in sequence:
+    for ordinal in wanted:
         if ordinal in moving:
             slots[ordinal] = passed
         else:

@@ -55,7 +55,7 @@ class RankOutcome:
     committed: bool
     """False: program order was kept."""
     lasting: bool = True
-    """False: program order was kept because a rank was late or failed; a new start may do better."""
+    """False: program order was kept because a rank was late or failed; the next may do better."""
     votes: tuple[Vote, ...] = ()
     skeleton: tuple[SkeletonEntry, ...] = ()
     fingerprint: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -25,9 +26,11 @@ from .placement import (
     propose,
     rebuild_order,
     settle,
+    stand_still,
 )
 from .ranks import (
     Commitment,
+    CommonOrder,
     Decide,
     Mode,
     ModeDecision,
@@ -41,11 +44,11 @@ from .ranks import (
 )
 from .registry import registry_digest
 from .skeleton import (
+    NO_COMMUNICATION,
     build_skeleton,
-    entry_from_json,
-    entry_to_json,
+    captured_order,
     fingerprint,
-    merge_skeletons,
+    order_digest,
     skeleton_digest,
 )
 from .verdicts import describe_gathers
@@ -62,9 +65,13 @@ if TYPE_CHECKING:
     from .ranks.negotiation import Protocol
     from .skeleton import Skeleton
 
-__all__ = ["RankView", "negotiate", "prepare"]
+__all__ = ["RankView", "negotiate", "prepare", "reordered"]
+
+logger = logging.getLogger(__name__)
 
 _NO_FAULT = ""
+_KEEP, _LATE = b"keep ", b"late "
+"""Program order, decided from what all ranks said, or because one could not say it."""
 _LONGEST_WHY = 1000
 """Characters of an error that travel to the other ranks."""
 
@@ -133,6 +140,7 @@ def prepare(
                 vote,
                 fingerprint=fingerprint(graph),
                 skeleton=skeleton_digest(skeleton.entries),
+                order=order_digest(captured_order(graph, skeleton)),
                 entries=len(skeleton.entries),
                 weight_gathers=len(skeleton.gathers),
             ),
@@ -140,6 +148,30 @@ def prepare(
     except Exception as error:
         why = _describe(error)
         return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
+
+
+def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
+    """The view as if program order had been `order`, a legal order of its positions."""
+    assert view.skeleton is not None
+    graph = evolve(view.graph, nodes=tuple(view.graph.nodes[p] for p in order))
+    known = {view.graph.nodes[p].name: c for p, c in view.skeleton.communication.items()}
+    skeleton = build_skeleton(graph, lambda node: known.get(node.name, NO_COMMUNICATION))
+    costs = tuple(view.costs[p] for p in order)
+    return evolve(
+        view,
+        graph=graph,
+        skeleton=skeleton,
+        costs=costs,
+        requests=tuple(view.requests[p] for p in order) if view.requests else (),
+        frame=build_frame(graph, skeleton),
+        model=TimelineModel(graph, skeleton, costs),
+        vote=evolve(
+            view.vote,
+            fingerprint=fingerprint(graph),
+            skeleton=skeleton_digest(skeleton.entries),
+            order=order_digest(captured_order(graph, skeleton)),
+        ),
+    )
 
 
 def negotiate(
@@ -159,7 +191,8 @@ def negotiate(
     try:
         wish = yield from side.run()
     except DeadlineError as error:
-        wish = _keep(str(error))
+        side.failed = True
+        wish = side.give_up(str(error))
     # Whoever comes here first decides for all, so the ranks of a scope end alike, for one reason.
     verdict = yield Decide("decision", wish)
     return side.close(verdict[0])
@@ -172,6 +205,9 @@ class _Side:
         self, view: RankView, scope: tuple[int, ...], measurer: Measurer | None = None
     ) -> None:
         self.view = view
+        """In terms of the restored order, once ranks agreed on one; `came` never is."""
+        self.came = view
+        self.common: CommonOrder | None = None
         self.measurer = measurer
         self.scope = scope
         self.index = scope.index(view.graph.rank)
@@ -181,13 +217,16 @@ class _Side:
         self.order: tuple[int, ...] = ()
         self.offer = b""
         self.slower_why = ""
+        self.failed = False
+        """A rank was late or could not take part; another start may do better."""
 
     def run(self) -> Protocol[bytes]:
         """Everything up to the decision; what this rank would have decided."""
         payloads = yield from share_distinct("vote", encode_vote(self.view.vote), self.index)
         self.votes = decode_votes(payloads, self.scope)
         fault, difference = "", ""
-        if all(vote.can for vote in self.votes):
+        self.failed = not all(vote.can for vote in self.votes)
+        if not self.failed:
             difference = yield from self.compare_skeletons()
             yield from self.measure()
         try:
@@ -206,7 +245,7 @@ class _Side:
             self.decision = ModeDecision(
                 mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
             )
-        return _keep(self.decision.why)
+        return self.give_up(self.decision.why)
 
     def measure(self) -> Protocol[None]:
         """Replace estimated costs by measured ones, if the votes leave anything to move."""
@@ -226,23 +265,44 @@ class _Side:
         self.view = evolve(view, costs=costs, model=model)
 
     def compare_skeletons(self) -> Protocol[str]:
-        """Give compatible skeletons one digest in the votes; else say where they differ."""
-        if len({vote.skeleton for vote in self.votes}) == 1:
+        """Give compatible skeletons one digest in the votes; else say where they differ.
+
+        Where ranks came with the same communication in different orders and one order is legal on
+        all of them, everything from here on is about that one: it takes program order's place.
+        """
+        view = self.view
+        assert view.skeleton is not None
+        self.common = common = CommonOrder(
+            graph=view.graph,
+            skeleton=view.skeleton,
+            scope=self.scope,
+            index=self.index,
+            votes=self.votes,
+            fingerprint_of=self.fingerprint_of,
+        )
+        difference = yield from common.compare()
+        self.votes = common.votes
+        if common.chosen is not None:
+            self.view = reordered(view, common.order)
+        return difference
+
+    def fingerprint_of(self, order: tuple[int, ...]) -> str:
+        """Of this rank's graph in another order; empty, "cannot", if anything goes wrong."""
+        try:
+            return reordered(self.view, order).vote.fingerprint
+        except Exception as error:
+            logger.warning("an order of communication cannot be restored: %s", _describe(error))
             return ""
-        assert self.view.skeleton is not None
-        mine = json.dumps([entry_to_json(e) for e in self.view.skeleton.entries]).encode()
-        payloads = yield from share_distinct("skeleton", mine, self.index)
-        distinct = list(dict.fromkeys(payloads))
-        skeletons = [
-            [entry_from_json(i, data) for i, data in enumerate(json.loads(payload))]
-            for payload in distinct
-        ]
-        merged, difference = merge_skeletons(skeletons)
-        if merged is None:
-            return f"skeletons differ at {difference}"
-        digest = skeleton_digest(merged)
-        self.votes = tuple(evolve(vote, skeleton=digest) for vote in self.votes)
-        return ""
+
+    def give_up(self, why: str) -> bytes:
+        """What to wish for without a plan: program order, or the order that had to be restored.
+
+        Here it is decided that a placement which came to nothing never leads back to program
+        orders that had parted: those hang.
+        """
+        return (self.common and self.common.wish(why)) or (_LATE if self.failed else _KEEP) + (
+            why.encode(errors="replace")
+        )
 
     def attempt(self, name: str, fault: str) -> Protocol[bool]:
         """Propose, reconcile, rebuild, verify. Whether all ranks are ready to commit."""
@@ -259,6 +319,7 @@ class _Side:
         proposals = [Proposal.decode(payload) for payload in payloads]
         why = self.refusal([(p.can, p.why) for p in proposals]) or self.mode_conflict(proposals)
         if why:
+            self.failed = True
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
         if self.decision.mode is Mode.ABORT:
             return False
@@ -278,6 +339,7 @@ class _Side:
         if not why and len({c.plan for c in commitments}) > 1:
             why = "ranks would commit different sequences of communication"
         if why:
+            self.failed = True
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
         return not why
 
@@ -365,36 +427,61 @@ class _Side:
     def close(self, verdict: bytes) -> RankOutcome:
         """Turn what was decided for the scope into this rank's outcome."""
         committed = bool(self.offer) and verdict == self.offer
-        decision = self.decision
-        if not committed:
-            why = verdict.decode(errors="replace").removeprefix("keep ")
+        common, decision, graph = self.common, self.decision, self.came.graph
+        restored, stopped_by = common.read(verdict) if common else ((), "")
+        order = tuple(range(len(graph.nodes)))
+        if committed:
+            order = self.order
+            if common and common.order:
+                order = tuple(common.order[position] for position in order)
+        elif restored:
+            committed, order = True, restored
+            why = f"one order of communication was restored, no gather moved: {stopped_by}"
+            decision = ModeDecision(mode=Mode.PINNED, why=why)
+        else:
+            why = verdict[len(_KEEP) :].decode(errors="replace")
             decision = ModeDecision(mode=Mode.ABORT, why=why)
-        nodes = self.view.graph.nodes
-        order = self.order if committed else tuple(range(len(nodes)))
+        notes = common.notes(committed=committed) if common else ()
+        lasting = not verdict.startswith(_LATE)
         try:
-            return describe_gathers(
-                self.view, self.scope, self.votes, decision, self.plan, order, committed=committed
+            view, plan = self.view_as_it_came()
+            if restored and view.frame is not None:
+                plan = stand_still(view.graph, view.frame)
+            outcome = describe_gathers(
+                view, self.scope, self.votes, decision, plan, order, committed=committed
             )
+            return evolve(outcome, notes=(*outcome.notes, *notes), lasting=lasting)
         except Exception as error:
             # What was decided stands, even if this rank cannot put it into words.
             return RankOutcome(
-                rank=self.view.graph.rank,
+                rank=graph.rank,
                 scope=self.scope,
                 mode=decision.mode,
                 why=decision.why,
-                order=tuple(nodes[position].name for position in order),
+                order=tuple(graph.nodes[position].name for position in order),
                 collectives=(),
                 gathers=(),
                 legal=True,
                 committed=committed,
+                lasting=lasting,
                 votes=self.votes,
-                graph=self.view.graph,
-                notes=(f"the outcome could not be described: {_describe(error)}",),
+                graph=graph,
+                notes=(f"the outcome could not be described: {_describe(error)}", *notes),
             )
 
-
-def _keep(why: str) -> bytes:
-    return b"keep " + why.encode(errors="replace")
+    def view_as_it_came(self) -> tuple[RankView, Plan]:
+        """The view and the plan in terms of the program order that this rank came with."""
+        came, base = self.came, self.common.order if self.common else ()
+        if not base:
+            return self.view, self.plan
+        assert came.skeleton is not None
+        by_position = dict(zip(base, self.view.costs, strict=True))
+        costs = tuple(by_position[position] for position in range(len(base)))
+        model = TimelineModel(came.graph, came.skeleton, costs)
+        placed = {placement.gather: placement for placement in self.plan.placements}
+        names = [came.graph.nodes[group.launch].name for group in came.skeleton.gathers]
+        plan = Plan(placements=tuple(placed[name] for name in names if name in placed))
+        return evolve(came, costs=costs, model=model), plan
 
 
 def _describe(error: Exception) -> str:

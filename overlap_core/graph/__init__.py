@@ -7,6 +7,7 @@ from .files import graph_from_json, graph_to_json
 from .graph import OverlapGraph
 from .launch_groups import LaunchGroup, find_input_only, find_launch_group, find_waits
 from .nodes import Node, NodeKind, Size
+from .restore import restore_order
 
 __all__ = [
     "LaunchGroup",
@@ -20,4 +21,5 @@ __all__ = [
     "first_violation",
     "graph_from_json",
     "graph_to_json",
+    "restore_order",
 ]

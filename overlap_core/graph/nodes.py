@@ -55,3 +55,5 @@ class Node:
     """An opaque op that communicates inside."""
     origins: tuple[str, ...] = field(default=())
     """Targets of the captured operations fused into this node, sorted."""
+    captured: int | None = None
+    """Place of the operation in the captured graph, before Inductor's own passes moved it."""

@@ -26,6 +26,7 @@ from .dependencies import (
     is_wait_kernel,
 )
 from .groups import GroupResolver
+from .numbering import find_captured
 from .sizes import SizeReader
 from .work import describe_work
 
@@ -128,7 +129,7 @@ def adapt(
         )
         nodes.append(node)
         requests.append(request)
-    _give_members_sizes(nodes, writer)
+    _give_members_sizes(nodes, [_unpacked(snode, writer) for snode in snodes])
     known = writer.keys() | rank_of_input.keys() | constants.keys()
     graph = OverlapGraph(
         rank=rank,
@@ -144,13 +145,20 @@ def adapt(
     )
 
 
-def _give_members_sizes(nodes: list[Node], writer: dict[str, int]) -> None:
+def _unpacked(snode: Any, writer: dict[str, int]) -> int | None:
+    """The node whose output this one unpacks; its first read may also be that of a size's maker."""
+    inner = snode.node
+    if not isinstance(inner, ir.MultiOutput):
+        return None
+    return writer.get(inner.inputs[0].get_name())
+
+
+def _give_members_sizes(nodes: list[Node], parents: list[int | None]) -> None:
     """A node with several outputs shows no sizes itself: take those of the nodes that unpack it."""
     sizes: dict[int, list[tuple[Size, ...]]] = {}
     dtypes: dict[int, list[str]] = {}
-    for node in nodes:
-        if node.op == MULTI_OUTPUT and node.reads and node.reads[0] in writer:
-            parent = writer[node.reads[0]]
+    for node, parent in zip(nodes, parents, strict=True):
+        if parent is not None:
             sizes.setdefault(parent, []).extend(node.sizes)
             dtypes.setdefault(parent, []).extend(node.dtypes)
     for parent, found in sizes.items():
@@ -196,6 +204,7 @@ def _describe(
         nbytes=nbytes,
         issues_collective=issues,
         origins=_origins(snode),
+        captured=find_captured(snode.node, _origin_nodes(snode)),
     )
     if kind is NodeKind.WAIT or op == MULTI_OUTPUT or isinstance(snode, NopKernelSchedulerNode):
         return node, None
@@ -268,9 +277,10 @@ def _collective_bytes(snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | No
 
 
 def _origins(snode: Any) -> tuple[str, ...]:
-    found = set()
-    for part in snode.get_nodes():
-        inner = part.node
-        for origin in getattr(inner, "origins", ()) or ():
-            found.add(str(origin.target))
-    return tuple(sorted(found))
+    return tuple(sorted({str(origin.target) for origin in _origin_nodes(snode)}))
+
+
+def _origin_nodes(snode: Any) -> list[Any]:
+    return [
+        origin for part in snode.get_nodes() for origin in getattr(part.node, "origins", ()) or ()
+    ]

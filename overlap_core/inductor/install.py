@@ -22,6 +22,7 @@ from overlap_core.outcome import RankOutcome
 from overlap_core.ranks import Mode
 
 from .groups import rank_and_world_size
+from .numbering import with_numbering
 from .overlap_pass import OverlapPass
 from .records import add_record
 from .versions import SIMPLE_OVERLAP_KEY, check_torch, has_config_key
@@ -133,9 +134,7 @@ def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, An
     options = {
         _GATE: True,
         _PASSES: [*others, overlap_pass],
-        # A cache hit would skip the pass on one rank and not on another.
-        "fx_graph_cache": False,
-        "fx_graph_remote_cache": False,
+        **with_numbering(patches, inductor_config),
     }
     if has_config_key(SIMPLE_OVERLAP_KEY):
         options[SIMPLE_OVERLAP_KEY] = False

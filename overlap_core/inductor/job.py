@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
+from overlap_core.following import structure_of
 from overlap_core.ranks import GraphKey
-from overlap_core.skeleton import structure_digest
 
 from .groups import default_store, is_fake_world, rank_and_world_size
 from .warm_start import Agreements, setting_of
@@ -81,8 +81,8 @@ class Job:
             name = f"{identity}/{known.index(setting)}"
             again = name in self._met
             if again:
-                shape = view.skeleton and structure_digest(view.skeleton.entries)[:32]
-                name = f"{name}/{shape or 'none'}"
+                shape = structure_of(view.graph, view.skeleton)[:32] if view.skeleton else "none"
+                name = f"{name}/{shape}"
             number = self._met.get(name, 0)
             if counts:
                 self._met[name] = number + 1
@@ -97,7 +97,7 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     ranks = json.dumps(list({node.group: node.group_ranks for node in nodes}.values()))
     return GraphKey(
         code=identity,
-        structure=structure_digest(view.skeleton.entries),
+        structure=structure_of(view.graph, view.skeleton),
         groups=hashlib.sha256(ranks.encode()).hexdigest(),
     )
 

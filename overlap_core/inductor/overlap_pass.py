@@ -44,6 +44,9 @@ __all__ = ["OverlapPass"]
 
 logger = logging.getLogger(__name__)
 
+_NOTHING_TO_GAIN_S = 5.0
+"""How long a graph without weight gathers waits for its peers, which may never compile it."""
+
 
 class OverlapPass:
     """One installation of the pass.
@@ -199,11 +202,11 @@ class OverlapPass:
             agreed = None if key is None else agreements.book.get(key)
             if agreed is not None:
                 return sight, follow(view, agreed)
-            if sight.can_wait:
+            if sight.groups or view.fault:
                 return self._negotiate(snodes, sight, job, identity)
-            outcome = None if not sight.groups else _kept(rank, "no weight gather to hide", view)
+            outcome = None
         if job is not None and job.world_size > 1:
-            # Peers whose graphs of this function have gathers need not wait for this one.
+            # Peers whose graphs of this function communicate need not wait for this one.
             meeting = job.meeting(view, identify(V.graph), counts=False)
             exchange = StoreExchange(job.store, rank, meeting.name, self.config.deadline_s)
             exchange.publish_scope(sight.groups, gathers=0)
@@ -226,6 +229,8 @@ class OverlapPass:
         view, config = sight.view, self.config
         meeting = job.meeting(view, identity)
         deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
+        if not sight.can_gain:
+            deadline_s = min(deadline_s, _NOTHING_TO_GAIN_S)
         exchange = StoreExchange(job.store, job.rank, meeting.name, deadline_s)
         try:
             gathers = None if view.skeleton is None else len(view.skeleton.gathers)
@@ -244,8 +249,8 @@ class OverlapPass:
         finally:
             exchange.leave()
         key = key_of(sight.view, identity)
-        if key is not None:
-            job.agreements(config, self.host).add(key, agreement_of(outcome))
+        if key is not None and (outcome.lasting or sight.can_gain):
+            job.agreements(config, self.host).add(key, agreement_of(sight.view, outcome))
         return sight, outcome
 
 
@@ -263,8 +268,8 @@ class _Sight:
     """Ops that were seen to communicate."""
 
     @property
-    def can_wait(self) -> bool:
-        """Whether there is something to negotiate: a gather, or a fault that peers must hear of."""
+    def can_gain(self) -> bool:
+        """Whether there is a gather to move, or a fault that peers must hear of."""
         skeleton = self.view.skeleton
         return bool(self.view.fault or (skeleton is not None and skeleton.gathers))
 

@@ -6,6 +6,7 @@ from .frame import Frame, build_frame, rebuild_order
 from .plan import GatherPlacement, Plan, Verdict
 from .schedule import align, propose
 from .settle import follow_slots, settle
+from .still import stand_still
 from .timeline import Timeline, TimelineModel
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "propose",
     "rebuild_order",
     "settle",
+    "stand_still",
 ]

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 _PROGRESS_AFTER_S = 10.0
+_WAITING = "overlap_core/waiting"
+"""Where each rank says in which meeting it waits."""
 
 
 class KeyValueStore(TypingProtocol):
@@ -99,6 +101,7 @@ class StoreExchange:
         self._started = clock()
         self._deadline_s = deadline_s
         self._announced = False
+        self._waiting = False
 
     def find_scope(
         self,
@@ -176,6 +179,8 @@ class StoreExchange:
         # If the store is gone, peers meet their deadline, and what is decided stays decided.
         with contextlib.suppress(Exception):
             self._store.set(self._key("left", self._rank), "1")
+            if self._waiting:
+                self._store.set(f"{_WAITING}/{self._rank}", "")
 
     def _key(self, step: str, rank: int) -> str:
         return f"{self._prefix}/{step}/{rank}"
@@ -214,6 +219,9 @@ class StoreExchange:
         looked_for_leavers = 0.0
         while not done():
             waited = self._clock() - self._started
+            if not self._waiting:
+                self._waiting = True
+                self._store.set(f"{_WAITING}/{self._rank}", self._prefix)
             if waited - looked_for_leavers > 1 or waited > self._deadline_s:
                 looked_for_leavers = waited
                 self._look_for_missing(step, ranks, waited)
@@ -235,6 +243,9 @@ class StoreExchange:
                 f"{_ranks(missing)} did not reach step {step!r} within "
                 f"{self._deadline_s:g} s; see deadline_s in OverlapConfig"
             )
+        elsewhere = self._who_waits_elsewhere(missing) if waited > _PROGRESS_AFTER_S else ""
+        if elsewhere:
+            raise DeadlineError(elsewhere)
         if missing and waited > _PROGRESS_AFTER_S and not self._announced:
             self._announced = True
             logger.warning(
@@ -244,6 +255,27 @@ class StoreExchange:
                 step,
                 self._deadline_s - waited,
             )
+
+    def _who_waits_elsewhere(self, missing: Sequence[int]) -> str:
+        """Whether all missing ranks wait in other meetings, so that none of them will come.
+
+        A rank that doesn't wait may be on its way; giving up early is always safe.
+        """
+        meetings = {}
+        for rank in missing:
+            key = f"{_WAITING}/{rank}"
+            place = bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
+            if place in ("", self._prefix):
+                return ""
+            meetings[rank] = place.removeprefix("overlap_core/")
+        if not meetings:
+            return ""
+        rank, place = next(iter(meetings.items()))
+        here = self._prefix.removeprefix("overlap_core/")
+        return (
+            f"{_ranks(list(meetings))} will not come: rank {rank} waits for others at {place!r}, "
+            f"rank {self._rank} at {here!r}"
+        )
 
 
 def _why_apart(known: Mapping[int, _ScopeSaid]) -> str:

@@ -40,6 +40,8 @@ class Vote:
     fingerprint: str = ""
     skeleton: str = ""
     """Ranks whose skeletons are compatible carry equal digests when a ladder sees the votes."""
+    order: str = ""
+    """Digest of how the captured graph orders the skeleton's entries; empty: unknown."""
     entries: int = 0
     """Length of the skeleton."""
     weight_gathers: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .entries import NO_COMMUNICATION, Communication, SkeletonEntry
 from .fingerprint import fingerprint
+from .order import arrange, captured_order, match_order, occurrences, order_digest
 from .skeleton import (
     Skeleton,
     build_skeleton,
@@ -12,6 +13,7 @@ from .skeleton import (
     entry_to_json,
     merge_skeletons,
     skeleton_digest,
+    structure_digest,
 )
 
 __all__ = [
@@ -19,11 +21,17 @@ __all__ = [
     "Communication",
     "Skeleton",
     "SkeletonEntry",
+    "arrange",
     "build_skeleton",
+    "captured_order",
     "describe_entry",
     "entry_from_json",
     "entry_to_json",
     "fingerprint",
+    "match_order",
     "merge_skeletons",
+    "occurrences",
+    "order_digest",
     "skeleton_digest",
+    "structure_digest",
 ]

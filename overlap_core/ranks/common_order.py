@@ -1,0 +1,244 @@
+"""One order of communication for ranks whose program orders had parted before the pass came.
+
+Inductor's own passes order each rank's nodes by itself: by size hints, by memory, and blind to
+what opaque ops communicate. Two ranks may come with the same operations in different orders, and
+would hang or mix up equal ones with or without any gather moved. Where one order is legal on all
+ranks, they agree on it here, before anything is placed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from overlap_core.graph import restore_order
+from overlap_core.skeleton import (
+    arrange,
+    captured_order,
+    entry_from_json,
+    entry_to_json,
+    match_order,
+    merge_skeletons,
+    occurrences,
+    skeleton_digest,
+)
+
+from .crossings import decode_issued, encode_issued, find_crossing, list_issued
+from .negotiation import share_distinct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from overlap_core.graph import OverlapGraph
+    from overlap_core.skeleton import Skeleton, SkeletonEntry
+
+    from .crossings import Crossing
+    from .negotiation import Protocol
+    from .votes import Vote
+
+__all__ = ["CommonOrder"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_CANDIDATES = 8
+"""Orders that are tried where nobody knows the captured one."""
+
+Entries = tuple["SkeletonEntry", ...]
+
+_RESTORE = b"restore "
+_REMEDY = (
+    "the job will hang or mix up data, with and without overlap_core. Inductor's own passes give "
+    "each rank an order of its own; take them out on all ranks with the options "
+    "reorder_for_locality=False and reorder_for_peak_memory=False"
+)
+_RESTORED = (
+    "the same communication had come in different orders on the ranks, which can hang them or mix "
+    "up their data; one order was restored on all of them"
+)
+_STILL_APART = "the same communication comes in different orders on the ranks, and stays so"
+
+
+@define(kw_only=True)
+class CommonOrder:
+    """One rank's part in comparing skeletons and, where they are only reordered, restoring them."""
+
+    graph: OverlapGraph
+    skeleton: Skeleton
+    scope: tuple[int, ...]
+    index: int
+    """Place of this rank in the scope."""
+    votes: tuple[Vote, ...]
+    """After `compare`: as a mode ladder is to see them."""
+    fingerprint_of: Callable[[tuple[int, ...]], str]
+    """Fingerprint of this rank's graph in another order of its positions."""
+    restored: tuple[tuple[int, ...], ...] = ()
+    """The orders that were asked about; empty ones are not legal here."""
+    chosen: int | None = None
+    """Which of `restored` is legal on all ranks; None: program order stands."""
+    crossing: Crossing | None = None
+    """Two operations that will meet in the wrong order, since no common order was found."""
+    _captured: tuple[int, ...] | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._captured = captured_order(self.graph, self.skeleton)
+
+    def compare(self) -> Protocol[str]:
+        """Give compatible skeletons one digest in the votes; else say where they differ.
+
+        If all ranks know a common order that is legal on all of them, `chosen` says which, and
+        the votes are those of the graphs in that order.
+        """
+        skeletons, merged, difference = yield from self._exchange("skeleton", None)
+        if merged is not None:
+            digest = skeleton_digest(merged)
+            self.votes = tuple(evolve(vote, skeleton=digest) for vote in self.votes)
+            swapped = yield from self._mixes_up_equals(merged)
+            if not swapped:
+                return ""
+            difference = "equal operations come in different orders"
+        yield from self._restore(skeletons)
+        if self.chosen is not None:
+            return ""
+        if merged is not None:
+            self._tell_votes_apart()
+        yield from self._find_crossing()
+        if self.crossing is None:
+            return difference
+        if self.crossing.low == self.graph.rank:
+            logger.warning("%s; %s", self.crossing, _REMEDY)
+        return f"{difference}; {self.crossing}"
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The common order, as positions of this rank's graph; empty: program order stands."""
+        return () if self.chosen is None else self.restored[self.chosen]
+
+    def wish(self, why: str) -> bytes:
+        """What to wish for if no plan is committed; empty: program order, which did not part.
+
+        Every rank can follow from the moment that it said which orders it can take, whether or
+        not it has heard of the others.
+        """
+        if self.chosen is None:
+            return b""
+        return b"%s%d %s" % (_RESTORE, self.chosen, why.encode(errors="replace"))
+
+    def read(self, verdict: bytes) -> tuple[tuple[int, ...], str]:
+        """The order that a verdict asks for, and why no plan came of it; empty: another verdict."""
+        if not verdict.startswith(_RESTORE):
+            return (), ""
+        which, why = verdict.removeprefix(_RESTORE).split(b" ", 1)
+        return self.restored[int(which)], why.decode(errors="replace")
+
+    def notes(self, *, committed: bool) -> tuple[str, ...]:
+        """What a reader must know of orders that had parted."""
+        if self.crossing is not None:
+            return (f"{self.crossing}; {_REMEDY}",)
+        if self.chosen is None:
+            return ()
+        if committed:
+            return (_RESTORED,)
+        if self.index == 0:
+            logger.warning("%s; %s", _STILL_APART, _REMEDY)
+        return (f"{_STILL_APART}; {_REMEDY}",)
+
+    def _exchange(
+        self, step: str, order: tuple[int, ...] | None
+    ) -> Protocol[tuple[list[Entries], Entries | None, str]]:
+        """The distinct skeletons of the scope in program order, or each rank's in `order`."""
+        mine = self.skeleton.entries if order is None else arrange(self.skeleton.entries, order)
+        if order is None and len({vote.skeleton for vote in self.votes}) == 1:
+            return [mine], mine, ""
+        payload = json.dumps([entry_to_json(entry) for entry in mine]).encode()
+        payloads = yield from share_distinct(step, payload, self.index)
+        skeletons = [
+            tuple(entry_from_json(i, data) for i, data in enumerate(json.loads(distinct)))
+            for distinct in dict.fromkeys(payloads)
+        ]
+        merged, difference = merge_skeletons(skeletons)
+        return skeletons, merged, difference and f"skeletons differ at {difference}"
+
+    def _mixes_up_equals(self, merged: Entries) -> Protocol[bool]:
+        """Whether skeletons that match hide equal operations which ranks have in other orders."""
+        orders = {vote.order for vote in self.votes}
+        if len(orders) == 1 or "" in orders:
+            return False
+        assert self._captured is not None
+        payload = json.dumps(occurrences(merged, self._captured)).encode()
+        payloads = yield from share_distinct("order/occurrences", payload, self.index)
+        return len(set(payloads)) > 1
+
+    def _restore(self, skeletons: list[Entries]) -> Protocol[None]:
+        """Find the first order that all ranks can take; every rank comes to the same result."""
+        if all(vote.order for vote in self.votes):
+            assert self._captured is not None
+            _, merged, _ = yield from self._exchange("order/captured", self._captured)
+            candidates = [] if merged is None else [(self._captured, merged)]
+        else:
+            candidates = _match_all(self.skeleton.entries, skeletons)
+        if not candidates:
+            return
+        positions = self.skeleton.positions
+        self.restored = tuple(
+            restore_order(self.graph.predecessors, [positions[which] for which in order]) or ()
+            for order, _ in candidates
+        )
+        prints = [self.fingerprint_of(order) if order else "" for order in self.restored]
+        payload = json.dumps(prints).encode()
+        payloads = yield from share_distinct("order/restored", payload, self.index)
+        answers = [json.loads(answer) for answer in payloads]
+        for which, (_, merged) in enumerate(candidates):
+            if all(answer[which] for answer in answers):
+                self.chosen = which
+                digest = skeleton_digest(merged)
+                self.votes = tuple(
+                    evolve(vote, fingerprint=answer[which], skeleton=digest)
+                    for vote, answer in zip(self.votes, answers, strict=True)
+                )
+                return
+
+    def _tell_votes_apart(self) -> None:
+        """Keep a ladder from taking ranks for alike that have equal operations in other orders."""
+        self.votes = tuple(
+            evolve(
+                vote,
+                fingerprint=_join(vote.fingerprint, vote.order),
+                skeleton=_join(vote.skeleton, vote.order),
+            )
+            for vote in self.votes
+        )
+
+    def _find_crossing(self) -> Protocol[None]:
+        issued = list_issued(self.graph, self.skeleton, self._captured)
+        payloads = yield from share_distinct("order/issued", encode_issued(issued), self.index)
+        ranks = dict(zip(self.scope, map(decode_issued, payloads), strict=True))
+        self.crossing = find_crossing(ranks)
+
+
+def _match_all(
+    mine: Entries, skeletons: Sequence[Entries]
+) -> list[tuple[tuple[int, ...], Entries]]:
+    """This rank's order for each rank's program order, where entries tell themselves apart.
+
+    The same list on all ranks, but for the orders: those of the lowest rank come first.
+    """
+    found = []
+    for reference in skeletons[:_MOST_CANDIDATES]:
+        orders = [match_order(other, reference) for other in skeletons]
+        own = match_order(mine, reference)
+        known = [order for order in orders if order is not None]
+        if own is None or len(known) < len(orders):
+            continue
+        arranged = [arrange(other, o) for other, o in zip(skeletons, known, strict=True)]
+        merged, _ = merge_skeletons(arranged)
+        if merged is not None:
+            found.append((own, merged))
+    return found
+
+
+def _join(digest: str, order: str) -> str:
+    return hashlib.sha256(f"{digest}\0{order}".encode()).hexdigest()
