@@ -37,6 +37,7 @@ from .ranks import (
     Proposal,
     Vote,
     agree_on_costs,
+    decode_each,
     decode_votes,
     encode_vote,
     reconcile,
@@ -316,7 +317,7 @@ class _Side:
                 proposal = evolve(proposal, can=False, why=_describe(error))
         step = f"proposal/{name}"
         payloads = yield from share_distinct(step, proposal.encode(), self.index)
-        proposals = [Proposal.decode(payload) for payload in payloads]
+        proposals = decode_each(payloads, Proposal.decode)
         why = self.refusal([(p.can, p.why) for p in proposals]) or self.mode_conflict(proposals)
         if why:
             self.failed = True
@@ -329,7 +330,7 @@ class _Side:
         self.offer = b"commit " + commitment.plan.encode() if commitment.ok else b""
         step = f"commit/{name}"
         payloads = yield from share_distinct(step, commitment.encode(), self.index)
-        commitments = [Commitment.decode(payload) for payload in payloads]
+        commitments = decode_each(payloads, Commitment.decode)
         slower = [c.slower for c in commitments]
         if any(slower) and mode is not Mode.PINNED and all(c.ok or c.slower for c in commitments):
             rank = self.scope[slower.index(True)]
@@ -374,7 +375,8 @@ class _Side:
             agreed: tuple[int, ...] = ()
             boundaries = tuple(p.boundary for p in self.plan.placements)
             if mode is not Mode.PINNED:
-                agreed = reconcile([p.units for p in proposals])
+                distinct = {id(p): p.units for p in proposals}
+                agreed = reconcile(list(distinct.values()))
                 by_boundary = mode is Mode.IDENTICAL
                 self.plan = settle(self.plan, view.frame, agreed, by_boundary=by_boundary)
                 boundaries = tuple(p.boundary for p in self.plan.placements)

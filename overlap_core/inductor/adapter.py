@@ -150,7 +150,8 @@ def _unpacked(snode: Any, writer: dict[str, int]) -> int | None:
     inner = snode.node
     if not isinstance(inner, ir.MultiOutput):
         return None
-    return writer.get(inner.inputs[0].get_name())
+    source: Any = inner.inputs[0]
+    return writer.get(source.get_name())
 
 
 def _give_members_sizes(nodes: list[Node], parents: list[int | None]) -> None:

@@ -7,7 +7,7 @@ from .common_order import CommonOrder
 from .consensus import reconcile
 from .lockstep import Measurer, agree_on_costs
 from .memory import run_in_memory, run_loopback
-from .messages import Commitment, Proposal, decode_votes, encode_vote
+from .messages import Commitment, Proposal, decode_each, decode_votes, encode_vote
 from .negotiation import Decide, Share, share_distinct
 from .scopes import connected_scopes, one_sided
 from .store import StoreExchange
@@ -29,6 +29,7 @@ __all__ = [
     "Vote",
     "agree_on_costs",
     "connected_scopes",
+    "decode_each",
     "decode_votes",
     "encode_vote",
     "one_sided",

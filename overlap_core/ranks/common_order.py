@@ -28,6 +28,7 @@ from overlap_core.skeleton import (
 )
 
 from .crossings import decode_issued, encode_issued, find_crossing, list_issued
+from .messages import decode_each
 from .negotiation import share_distinct
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_CANDIDATES = 8
 """Orders that are tried where nobody knows the captured one."""
+
+_MOST_SPEAKERS = 8
+"""Ranks of one kind among which two crossing operations are looked for."""
 
 Entries = tuple["SkeletonEntry", ...]
 
@@ -214,9 +218,19 @@ class CommonOrder:
 
     def _find_crossing(self) -> Protocol[None]:
         issued = list_issued(self.graph, self.skeleton, self._captured)
+        if self.index not in _speakers(self.votes):
+            issued = ()
         payloads = yield from share_distinct("order/issued", encode_issued(issued), self.index)
-        ranks = dict(zip(self.scope, map(decode_issued, payloads), strict=True))
+        ranks = dict(zip(self.scope, decode_each(payloads, decode_issued), strict=True))
         self.crossing = find_crossing(ranks)
+
+
+def _speakers(votes: Sequence[Vote]) -> set[int]:
+    """Places of the ranks that say what they issue: some of each kind, however many there are."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for place, vote in enumerate(votes):
+        kinds.setdefault((vote.skeleton, vote.order), []).append(place)
+    return {place for places in kinds.values() for place in places[:_MOST_SPEAKERS]}
 
 
 def _match_all(

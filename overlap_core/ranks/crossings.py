@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -76,14 +76,22 @@ def list_issued(
 
 
 def encode_issued(issued: Sequence[Issued]) -> bytes:
-    """As JSON, for the other ranks."""
-    return json.dumps([asdict(one) for one in issued], separators=(",", ":")).encode()
+    """As JSON, for the other ranks; texts and groups, of which there are few, once each."""
+    texts = {text: i for i, text in enumerate(dict.fromkeys(one.text for one in issued))}
+    groups = {ranks: i for i, ranks in enumerate(dict.fromkeys(one.ranks for one in issued))}
+    rows = [[one.node, texts[one.text], groups[one.ranks], one.captured] for one in issued]
+    data = {"texts": list(texts), "groups": list(groups), "rows": rows}
+    return json.dumps(data, separators=(",", ":")).encode()
 
 
 def decode_issued(payload: bytes) -> tuple[Issued, ...]:
     """What `encode_issued` wrote."""
-    rows: list[dict[str, Any]] = json.loads(payload)
-    return tuple(Issued(**{**row, "ranks": tuple(row["ranks"])}) for row in rows)
+    data: dict[str, Any] = json.loads(payload)
+    texts, groups = data["texts"], [tuple(ranks) for ranks in data["groups"]]
+    return tuple(
+        Issued(node=node, text=texts[text], ranks=groups[group], captured=captured)
+        for node, text, group, captured in data["rows"]
+    )
 
 
 def find_crossing(issued: Mapping[int, Sequence[Issued]]) -> Crossing | None:
@@ -93,13 +101,18 @@ def find_crossing(issued: Mapping[int, Sequence[Issued]]) -> Crossing | None:
     with the first rank of each of its groups, so the work grows with ranks, not with pairs.
 
     Args:
-        issued: by rank, in program order.
+        issued: by rank, in program order; a rank that said nothing is left out of account.
     """
+    said = {rank: operations for rank, operations in issued.items() if operations}
+    first = {
+        ranks: min((rank for rank in ranks if rank in said), default=-1)
+        for ranks in {one.ranks for operations in said.values() for one in operations}
+    }
     pairs = {
-        (min(one.ranks), rank)
-        for rank, operations in issued.items()
+        (first[one.ranks], rank)
+        for rank, operations in said.items()
         for one in operations
-        if one.ranks and min(one.ranks) != rank and min(one.ranks) in issued
+        if first[one.ranks] not in (rank, -1)
     }
     for low, high in sorted((min(pair), max(pair)) for pair in pairs):
         crossing = _compare(low, issued[low], high, issued[high])

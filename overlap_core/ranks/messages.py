@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import asdict, frozen
 
 from .votes import Vote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Commitment", "Proposal", "decode_votes", "encode_vote"]
+__all__ = ["Commitment", "Proposal", "decode_each", "decode_votes", "encode_vote"]
+
+T = TypeVar("T")
 
 
 def _pack(data: object) -> bytes:
@@ -28,12 +30,22 @@ def encode_vote(vote: Vote) -> bytes:
 
 def decode_votes(payloads: Sequence[bytes], scope: Sequence[int]) -> tuple[Vote, ...]:
     """The votes of a scope, in its order."""
-    votes = []
-    for rank, payload in zip(scope, payloads, strict=True):
-        data = json.loads(payload)
-        data["plugin_names"] = tuple(data["plugin_names"])
-        votes.append(Vote(rank=rank, **data))
-    return tuple(votes)
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(payload)
+        return {**data, "plugin_names": tuple(data["plugin_names"])}
+
+    rows = decode_each(payloads, decode)
+    return tuple(Vote(rank=rank, **data) for rank, data in zip(scope, rows, strict=True))
+
+
+def decode_each(payloads: Sequence[bytes], decode: Callable[[bytes], T]) -> list[T]:
+    """Decode each distinct payload once; ranks that said the same share the result."""
+    found: dict[bytes, T] = {}
+    for payload in payloads:
+        if payload not in found:
+            found[payload] = decode(payload)
+    return [found[payload] for payload in payloads]
 
 
 @frozen(kw_only=True)
