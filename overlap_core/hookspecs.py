@@ -85,7 +85,7 @@ def overlap_classify_node(node: Node) -> Communication | None:
     """Say whether a node issues communication, on which groups, and how it compares over ranks.
 
     When:
-        For every node of every graph, when its skeleton is taken.
+        For every node of every graph but waits, when its skeleton is taken.
 
     Arguments:
         node: the node, frozen.
@@ -167,8 +167,8 @@ def overlap_measure_cost(request: CostRequest) -> Cost | int | None:
     """Give the time of one node, from a measurement, a table or a formula.
 
     When:
-        Once for each structural key that no measurement of this compile answered; one answer
-        serves all isomorphic nodes.
+        Once for each structural key, before anything is measured; a measurement replaces the
+        answer. One answer serves all isomorphic nodes.
 
     Arguments:
         request: the structural key, frozen. A symbolic dimension is `("~", hint)`.

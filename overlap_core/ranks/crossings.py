@@ -104,30 +104,62 @@ def find_crossing(issued: Mapping[int, Sequence[Issued]]) -> Crossing | None:
         issued: by rank, in program order; a rank that said nothing is left out of account.
     """
     said = {rank: operations for rank, operations in issued.items() if operations}
+    groups = _Groups()
+    used = {
+        groups.number(one.ranks): one.ranks for operations in said.values() for one in operations
+    }
     first = {
-        ranks: min((rank for rank in ranks if rank in said), default=-1)
-        for ranks in {one.ranks for operations in said.values() for one in operations}
+        number: min((rank for rank in ranks if rank in said), default=-1)
+        for number, ranks in used.items()
     }
     pairs = {
-        (first[one.ranks], rank)
+        (first[groups.number(one.ranks)], rank)
         for rank, operations in said.items()
         for one in operations
-        if first[one.ranks] not in (rank, -1)
+        if first[groups.number(one.ranks)] not in (rank, -1)
     }
     for low, high in sorted((min(pair), max(pair)) for pair in pairs):
-        crossing = _compare(low, issued[low], high, issued[high])
+        crossing = _compare(low, said[low], high, said[high], groups)
         if crossing is not None:
             return crossing
     return None
 
 
+class _Groups:
+    """Numbers for groups, so that their ranks, thousands at times, are looked at once."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def number(self, ranks: tuple[int, ...]) -> int:
+        known = self._objects.get(id(ranks))
+        if known is None:
+            number = self._numbers.setdefault(ranks, len(self._numbers))
+            # Keeping the object keeps its id from being used again.
+            known = self._objects[id(ranks)] = (ranks, number)
+        return known[1]
+
+    def look(self, one: Issued) -> tuple[str, int]:
+        """What an operation looks like to all ranks."""
+        return one.text, self.number(one.ranks)
+
+    def holding(self, *ranks: int) -> set[int]:
+        """Numbers of the groups that hold all these ranks."""
+        return {number for group, number in self._numbers.items() if set(ranks).issubset(group)}
+
+
 def _compare(
-    low: int, low_issued: Sequence[Issued], high: int, high_issued: Sequence[Issued]
+    low: int,
+    low_issued: Sequence[Issued],
+    high: int,
+    high_issued: Sequence[Issued],
+    groups: _Groups,
 ) -> Crossing | None:
-    both = {low, high}
-    left = [one for one in low_issued if both.issubset(one.ranks)]
-    right = [one for one in high_issued if both.issubset(one.ranks)]
-    on_low, on_high = _identify(left, right)
+    both = groups.holding(low, high)
+    left = [one for one in low_issued if groups.number(one.ranks) in both]
+    right = [one for one in high_issued if groups.number(one.ranks) in both]
+    on_low, on_high = _identify(left, right, groups)
     shared = on_low.keys() & on_high.keys()
     first = [name for name in on_low if name in shared]
     second = [name for name in on_high if name in shared]
@@ -143,7 +175,7 @@ def _compare(
 
 
 def _identify(
-    left: Sequence[Issued], right: Sequence[Issued]
+    left: Sequence[Issued], right: Sequence[Issued], groups: _Groups
 ) -> tuple[dict[Hashable, Issued], dict[Hashable, Issued]]:
     """Names under which both ranks know the same operation, in each rank's own order.
 
@@ -152,27 +184,23 @@ def _identify(
     """
     known = all(one.captured is not None for one in (*left, *right))
     captured = [sorted(side, key=lambda one: one.captured or 0) for side in (left, right)]
-    if known and list(map(_look, captured[0])) == list(map(_look, captured[1])):
+    if known and list(map(groups.look, captured[0])) == list(map(groups.look, captured[1])):
         places = [{one.node: place for place, one in enumerate(side)} for side in captured]
         return (
             {places[0][one.node]: one for one in left},
             {places[1][one.node]: one for one in right},
         )
-    return _count(left), _count(right)
+    return _count(left, groups), _count(right, groups)
 
 
-def _count(side: Sequence[Issued]) -> dict[Hashable, Issued]:
+def _count(side: Sequence[Issued], groups: _Groups) -> dict[Hashable, Issued]:
     seen: dict[Hashable, int] = {}
     named: dict[Hashable, Issued] = {}
     for one in side:
-        look = _look(one)
+        look = groups.look(one)
         seen[look] = seen.get(look, 0) + 1
         named[look, seen[look]] = one
     return named
-
-
-def _look(one: Issued) -> tuple[str, tuple[int, ...]]:
-    return one.text, one.ranks
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
