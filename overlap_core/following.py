@@ -12,7 +12,7 @@ from .pipeline import reordered
 from .placement import Plan, align, follow_slots, propose, rebuild_order, stand_still
 from .ranks import Agreement, Mode, ModeDecision
 from .skeleton import arrange, captured_order, structure_digest
-from .verdicts import describe_gathers
+from .verdicts import describe_outcome
 
 if TYPE_CHECKING:
     from .graph import OverlapGraph
@@ -81,7 +81,7 @@ def follow(view: RankView, agreement: Agreement) -> RankOutcome:
             ) from error
         decision = ModeDecision(mode=Mode.ABORT, why=problem)
         notes = [f"compiled alone and left in program order: {problem}"]
-    outcome = describe_gathers(
+    outcome = describe_outcome(
         view,
         agreement.scope,
         (view.vote,),

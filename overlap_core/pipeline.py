@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 from .costs import apply_measurements, resolve_costs
 from .errors import DeadlineError
 from .graph import first_violation
-from .outcome import RankOutcome
 from .placement import (
     Plan,
     TimelineModel,
@@ -52,7 +51,7 @@ from .skeleton import (
     order_digest,
     skeleton_digest,
 )
-from .verdicts import describe_gathers
+from .verdicts import describe_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from .costs import Cost, CostRequest
     from .graph import OverlapGraph
     from .host import PluginHost
+    from .outcome import RankOutcome
     from .placement import Frame
     from .ranks import Measurer
     from .ranks.negotiation import Protocol
@@ -449,27 +449,12 @@ class _Side:
             view, plan = self.view_as_it_came()
             if restored and view.frame is not None:
                 plan = stand_still(view.graph, view.frame)
-            outcome = describe_gathers(
-                view, self.scope, self.votes, decision, plan, order, committed=committed
-            )
-            return evolve(outcome, notes=(*outcome.notes, *notes), lasting=lasting)
-        except Exception as error:
-            # What was decided stands, even if this rank cannot put it into words.
-            return RankOutcome(
-                rank=graph.rank,
-                scope=self.scope,
-                mode=decision.mode,
-                why=decision.why,
-                order=tuple(graph.nodes[position].name for position in order),
-                collectives=(),
-                gathers=(),
-                legal=True,
-                committed=committed,
-                lasting=lasting,
-                votes=self.votes,
-                graph=graph,
-                notes=(f"the outcome could not be described: {_describe(error)}", *notes),
-            )
+        except Exception:
+            view, plan = self.came, Plan()
+        outcome = describe_outcome(
+            view, self.scope, self.votes, decision, plan, order, committed=committed
+        )
+        return evolve(outcome, notes=(*outcome.notes, *notes), lasting=lasting)
 
     def view_as_it_came(self) -> tuple[RankView, Plan]:
         """The view and the plan in terms of the program order that this rank came with."""

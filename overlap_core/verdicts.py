@@ -15,10 +15,40 @@ if TYPE_CHECKING:
     from .placement import Plan
     from .ranks import ModeDecision, Vote
 
-__all__ = ["describe_gathers"]
+__all__ = ["describe_gathers", "describe_outcome"]
 
 _HIDDEN_SHARE = 0.05
 """A gather with at most this share of its time exposed counts as hidden."""
+
+
+def describe_outcome(
+    view: RankView,
+    scope: tuple[int, ...],
+    votes: tuple[Vote, ...],
+    decision: ModeDecision,
+    plan: Plan,
+    order: tuple[int, ...],
+    *,
+    committed: bool,
+) -> RankOutcome:
+    """As `describe_gathers`, but never raises: what was decided stands, in words or without."""
+    try:
+        return describe_gathers(view, scope, votes, decision, plan, order, committed=committed)
+    except Exception as error:
+        return RankOutcome(
+            rank=view.graph.rank,
+            scope=scope,
+            mode=decision.mode,
+            why=decision.why,
+            order=tuple(view.graph.nodes[position].name for position in order),
+            collectives=(),
+            gathers=(),
+            legal=True,
+            committed=committed,
+            votes=votes,
+            graph=view.graph,
+            notes=(f"the outcome could not be described: {type(error).__name__}: {error}",),
+        )
 
 
 def describe_gathers(

@@ -58,20 +58,24 @@ class Died(BaseException):
     """This rank says nothing more, as if its process had been killed."""
 
 
-def _gather(shard: torch.Tensor) -> torch.Tensor:
-    ops, world = torch.ops._c10d_functional, dist.group.WORLD
-    launched = ops.all_gather_into_tensor(shard, world.size(), world.group_name)
+def _gather(shard: torch.Tensor, group: Any = None) -> torch.Tensor:
+    ops, group = torch.ops._c10d_functional, group or dist.group.WORLD
+    launched = ops.all_gather_into_tensor(shard, group.size(), group.group_name)
     return ops.wait_tensor(launched)
 
 
-def _reduce(x: torch.Tensor) -> torch.Tensor:
-    ops = torch.ops._c10d_functional
-    return ops.wait_tensor(ops.all_reduce(x, "sum", dist.group.WORLD.group_name))
+def _reduce(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    ops, group = torch.ops._c10d_functional, group or dist.group.WORLD
+    return ops.wait_tensor(ops.all_reduce(x, "sum", group.group_name))
 
 
-def function(name: str, extra: str = "pass") -> Callable[..., torch.Tensor]:
+def function(name: str, extra: str = "pass", group: Any = None) -> Callable[..., torch.Tensor]:
     """A function of a code object of its own; `extra` is one statement more in each layer."""
-    space: dict[str, Any] = {"torch": torch, "gather": _gather, "reduce": _reduce}
+    space: dict[str, Any] = {
+        "torch": torch,
+        "gather": lambda shard: _gather(shard, group),
+        "reduce": lambda x: _reduce(x, group),
+    }
     source = _SOURCE.format(name=name, extra=extra)
     exec(compile(source, f"fault/{name}.py", "exec"), space)
     return space[name]
@@ -105,6 +109,7 @@ def order_of(
     outcome = found[-1]
     ordinals = {entry.node: entry.ordinal for entry in outcome.skeleton}
     return {
+        "scope": outcome.scope,
         "mode": str(outcome.mode),
         "why": outcome.why,
         "committed": outcome.committed,
@@ -177,6 +182,25 @@ def alone_before(rank: int) -> list[Any]:
     return [*first, order_of(function("alone_before"), *inputs())]
 
 
+def blocks(rank: int) -> list[Any]:
+    """A plugin that doesn't return on one rank."""
+    plugin = Failing("overlap_classify_node", active=rank == 1, wait_s=30.0)
+    settings = {"mode_ladder": "careful", "plugin_timeout_s": 0.5}
+    return [order_of(function("blocks"), *inputs(), plugins=(plugin,), **settings)]
+
+
+def stages(rank: int) -> list[Any]:
+    """Two halves of the world with functions and groups of their own, as pipeline stages have."""
+    half = dist.get_world_size() // 2
+    members = [list(range(half)), list(range(half, 2 * half))]
+    groups = [dist.new_group(ranks) for ranks in members]
+    stage = rank // half
+    extra = "x = x.cos()" if rank == 1 else "pass"
+    fn = function(f"stage_{stage}", extra, groups[stage])
+    weights = [torch.randn(32 // half, 32) for _ in range(2)]
+    return [order_of(fn, torch.randn(32, 32), *weights)]
+
+
 def late(rank: int) -> list[Any]:
     if rank == 1:
         time.sleep(20)
@@ -223,11 +247,12 @@ class Failing:
 
     overlap_plugin_name = "failing"
 
-    def __init__(self, hook: str, active: bool) -> None:
-        self.hook, self.active = hook, active
+    def __init__(self, hook: str, active: bool, wait_s: float = 0.0) -> None:
+        self.hook, self.active, self.wait_s = hook, active, wait_s
 
     def _fail(self, hook: str) -> None:
         if self.active and hook == self.hook:
+            time.sleep(self.wait_s)
             raise RuntimeError(f"no {hook} today")
 
     @oc.hookimpl
@@ -310,6 +335,8 @@ CASES: dict[str, Callable[[int], list[Any]]] = {
         too_late,
         other_order,
         threads,
+        blocks,
+        stages,
     )
 }
 CASES |= {f"raises in {hook}": raises(hook) for hook in HOOKS}

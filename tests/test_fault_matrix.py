@@ -6,13 +6,15 @@ or in program order.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from overlap_core.ranks import StoreExchange
 from overlap_core.testing import run_ranks
 
-from .fault_cases import CASES, HOOKS, LONG_S, SHORT_S, play
+from .fault_cases import CASES, HOOKS, LONG_S, SHORT_S, function, inputs, order_of, play
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,19 +24,15 @@ Result = "dict[str, Any]"
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 DYING = tuple(name for name in CASES if name.startswith("dies"))
-ON_FOUR = tuple(name for name in CASES if name not in DYING and name != "late")
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def results(request: pytest.FixtureRequest) -> list[Mapping[str, list[dict[str, Any]]]]:
     """What each rank saw of each case; every rank but the second behaves alike."""
-    names = list(CASES) if request.param == 2 else list(ON_FOUR)
-    return run_ranks(play, request.param, names, deadline_s=500)
+    return run_ranks(play, request.param, list(CASES), deadline_s=500)
 
 
 def of(results: list[Mapping[str, list[Any]]], name: str) -> list[list[dict[str, Any]]]:
-    if name not in results[0]:
-        pytest.skip("this case is for two ranks")
     return [result[name] for result in results]
 
 
@@ -100,6 +98,25 @@ def test_too_late_is_program_order_for_all(results: Any) -> None:
         assert not run[0]["committed"]
 
 
+def test_a_plugin_that_blocks_is_named_on_all_ranks(results: Any) -> None:
+    for run in of(results, "blocks"):
+        assert not run[0]["committed"]
+        assert "'failing', hook overlap_classify_node" in run[0]["why"]
+        assert "has not returned for 0.5 s" in run[0]["why"]
+        assert run[0]["seconds"] < LONG_S / 2
+
+
+def test_stages_negotiate_for_themselves(results: Any) -> None:
+    runs = of(results, "stages")
+    half = len(runs) // 2
+    for rank, run in enumerate(runs):
+        first = rank // half * half
+        assert run[0]["scope"] == tuple(range(first, first + half))
+        assert run[0]["committed"]
+    if half > 1:
+        assert [run[0]["mode"] for run in runs] == ["slot", "slot", "identical", "identical"]
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_raises_is_named_on_all_ranks(results: Any, hook: str) -> None:
     for run in of(results, f"raises in {hook}"):
@@ -113,3 +130,31 @@ def test_the_others_go_on_within_the_deadline(results: Any, name: str) -> None:
     """The time of a compile is left out of account generously: machines are busy."""
     for run in alive(of(results, name)):
         assert run[0]["seconds"] < SHORT_S + 20
+
+
+def killed(rank: int, world_size: int, step: int) -> dict[str, Any]:
+    """One rank's process ends in the middle of a negotiation."""
+    original = StoreExchange._share
+    count = 0
+
+    def share(self: Any, *args: Any) -> Any:
+        nonlocal count
+        count += 1
+        if rank == 1 and count == step:
+            os._exit(9)
+        return original(self, *args)
+
+    StoreExchange._share = share  # type: ignore[method-assign]
+    extra = "x = x.cos()" if rank else "pass"
+    return order_of(function("killed", extra), *inputs(), deadline_s=SHORT_S)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_when_a_process_is_killed_the_others_keep_program_order_in_time(step: int) -> None:
+    results = run_ranks(killed, 4, step, deadline_s=120, may_die=[1])
+    assert results[1] is None
+    for result in (results[0], *results[2:]):
+        assert not result["committed"]
+        assert is_program_order(result)
+        assert "rank 1 did not reach step" in result["why"]
+        assert result["seconds"] < SHORT_S + 20

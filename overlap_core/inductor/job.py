@@ -41,6 +41,8 @@ class Job:
     store: KeyValueStore
     rank: int
     world_size: int
+    number: int = 1
+    """How many there were on this store, so that what an earlier one left there is not met."""
     _lock: threading.RLock = field(factory=threading.RLock)
     _agreements: dict[str, Agreements] = field(factory=dict)
     _settings: dict[str, list[str]] = field(factory=dict)
@@ -57,6 +59,7 @@ class Job:
                     self.world_size,
                     setting,
                     config,
+                    self.number,
                 )
             return self._agreements[setting]
 
@@ -86,7 +89,7 @@ class Job:
             number = self._met.get(name, 0)
             if counts:
                 self._met[name] = number + 1
-        return Meeting(name=f"{name}/{number}", again=again)
+        return Meeting(name=f"{self.number}/{name}/{number}", again=again)
 
 
 def key_of(view: RankView, identity: str) -> GraphKey | None:
@@ -114,7 +117,9 @@ def current_job() -> Job | None:
     store = default_store()
     with _lock:
         if not _current or _current[0].store is not store:
-            _current[:] = [Job(store, *world)]
+            rank, world_size = world
+            number = store.add(f"overlap_core/jobs/{rank}", 1)
+            _current[:] = [Job(store, rank, world_size, number)]
         return _current[0]
 
 

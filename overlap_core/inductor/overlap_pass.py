@@ -14,11 +14,13 @@ from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
+from overlap_core.costs import CostSource, apply_measurements, request_digest
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate, prepare
+from overlap_core.placement import TimelineModel
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
 from overlap_core.simulation import group_ranks
@@ -34,7 +36,10 @@ from .op_names import warn_of_unknown_registrations
 from .records import add_record
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from overlap_core.config import OverlapConfig
+    from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
     from overlap_core.pipeline import RankView
 
@@ -201,7 +206,7 @@ class OverlapPass:
             key, agreements = key_of(view, identity), job.agreements(self.config, self.host)
             agreed = None if key is None else agreements.book.get(key)
             if agreed is not None:
-                return sight, follow(view, agreed)
+                return sight, follow(self._with_costs(sight, agreements.costs), agreed)
             if sight.groups or view.fault:
                 return self._negotiate(snodes, sight, job, identity)
             outcome = None
@@ -212,6 +217,22 @@ class OverlapPass:
             exchange.publish_scope(sight.groups, gathers=0)
             exchange.leave()
         return sight, outcome
+
+    def _with_costs(self, sight: _Sight, known: Mapping[str, Cost]) -> RankView:
+        """The view with what was measured before, and this rank's own compute measured now.
+
+        What communicates is never timed by one rank alone.
+        """
+        view, measurer = sight.view, sight.measurer
+        if measurer is None or view.skeleton is None:
+            return view
+        try:
+            table = {**measurer.measure_compute(known), **known}
+        except Exception as error:  # the order is agreed on; better costs are not worth losing it
+            logger.warning("nothing measured: %s: %s", type(error).__name__, error)
+            return view
+        costs = apply_measurements(view.costs, view.requests, table)
+        return evolve(view, costs=costs, model=TimelineModel(view.graph, view.skeleton, costs))
 
     def _decide_alone(self, sight: _Sight) -> RankOutcome | None:
         """For one rank, and for a fake group, whose ranks always agree."""
@@ -248,9 +269,13 @@ class OverlapPass:
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
         finally:
             exchange.leave()
+        agreements = job.agreements(config, self.host)
+        for request, cost in zip(outcome.requests, outcome.costs, strict=False):
+            if request is not None and cost.source is CostSource.MEASURED:
+                agreements.costs[request_digest(request)] = cost
         key = key_of(sight.view, identity)
         if key is not None and (outcome.lasting or sight.can_gain):
-            job.agreements(config, self.host).add(key, agreement_of(sight.view, outcome))
+            agreements.add(key, agreement_of(sight.view, outcome))
         return sight, outcome
 
 

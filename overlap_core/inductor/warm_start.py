@@ -29,6 +29,7 @@ from overlap_core.registry import registry_digest
 
 if TYPE_CHECKING:
     from overlap_core.config import OverlapConfig
+    from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
     from overlap_core.ranks import Agreement, GraphKey
     from overlap_core.ranks.store import KeyValueStore
@@ -54,6 +55,7 @@ class Agreements:
         rank, world_size: of this process.
         setting: from `setting_of`.
         config: where files are, and whether there are any.
+        number: of the job on this store.
     """
 
     def __init__(
@@ -63,8 +65,11 @@ class Agreements:
         world_size: int,
         setting: str,
         config: OverlapConfig,
+        number: int = 1,
     ) -> None:
         self.book = AgreementBook()
+        self.costs: dict[str, Cost] = {}
+        """What was measured so far, by key; of what communicates, by all ranks together."""
         self.warm = False
         self._rank = rank
         self._path: Path | None = None
@@ -75,11 +80,14 @@ class Agreements:
             folder = Path(given) if given else Path(cache_dir()) / "overlap_core"
             name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
             self._path = folder / name / f"rank{rank}.json"
-            self._start(store, world_size, header, min(config.deadline_s, _LONGEST_PATIENCE_S))
+            prefix = f"overlap_core/start/{number}/{setting[:16]}"
+            patience_s = min(config.deadline_s, _LONGEST_PATIENCE_S)
+            self._start(store, prefix, world_size, header, patience_s)
 
     def _start(
         self,
         store: KeyValueStore | None,
+        prefix: str,
         world_size: int,
         header: dict[str, str],
         patience_s: float,
@@ -90,7 +98,6 @@ class Agreements:
             self.warm = found is not None
             self._file = found or PlanFile(name=new_name(), header=header)
         else:
-            prefix = f"overlap_core/start/{header['setting'][:16]}"
             self._file, self.warm = agree_on_start(
                 store, prefix, world_size, found, header, patience_s
             )

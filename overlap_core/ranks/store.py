@@ -106,7 +106,9 @@ class StoreExchange:
         self._started = clock()
         self._deadline_s = deadline_s
         self._announced = False
-        self._waiting = False
+        self._waiting = 0
+        """How often this rank has said that it waits."""
+        self._seen_waiting: dict[int, str] = {}
 
     def find_scope(
         self,
@@ -249,11 +251,10 @@ class StoreExchange:
         looked_for_leavers = 0.0
         while not done():
             waited = self._clock() - self._started
-            if not self._waiting:
-                self._waiting = True
-                self._store.set(f"{_WAITING}/{self._rank}", self._prefix)
             if waited - looked_for_leavers > 1 or waited > self._deadline_s:
                 looked_for_leavers = waited
+                self._waiting += 1
+                self._store.set(f"{_WAITING}/{self._rank}", f"{self._waiting} {self._prefix}")
                 self._look_for_missing(step, ranks, waited)
                 if waited > self._deadline_s and not done():
                     raise DeadlineError(f"a rank was lost in the middle of step {step!r}")
@@ -289,13 +290,16 @@ class StoreExchange:
     def _who_waits_elsewhere(self, missing: Sequence[int]) -> str:
         """Whether all missing ranks wait in other meetings, so that none of them will come.
 
-        A rank that doesn't wait may be on its way; giving up early is always safe.
+        A rank that doesn't wait may be on its way; giving up early is always safe. Who waits says
+        so anew every second: a word that stays the same is of a rank that is gone.
         """
         meetings = {}
         for rank in missing:
             key = f"{_WAITING}/{rank}"
-            place = bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
-            if place in ("", self._prefix):
+            word = bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
+            before, self._seen_waiting[rank] = self._seen_waiting.get(rank), word
+            place = word.partition(" ")[2]
+            if before in (None, word) or place in ("", self._prefix):
                 return ""
             meetings[rank] = place.removeprefix("overlap_core/")
         if not meetings:

@@ -141,6 +141,8 @@ def _slower(ranks: int) -> list[RankView]:
         (same(3), {Mode.IDENTICAL, Mode.ABORT}),
         (skewed({}, {"extra": 2}), {Mode.SLOT, Mode.ABORT}),
         (skewed({}, {"extra": 2}, {"extra": 1}), {Mode.SLOT, Mode.ABORT}),
+        (same(4), {Mode.IDENTICAL, Mode.ABORT}),
+        (skewed({}, {"extra": 2}, {"extra": 1}, {}), {Mode.SLOT, Mode.ABORT}),
         (skewed({}, {"scatter": True}), {Mode.PINNED, Mode.ABORT}),
         (_slower(2), {Mode.PINNED, Mode.ABORT}),
         (_slower(3), {Mode.PINNED, Mode.ABORT}),

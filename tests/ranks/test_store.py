@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -241,3 +242,14 @@ def test_waiting_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DeadlineError):
         exchange.find_scope([(0, 1)])
     assert "rank 0 waits for rank 1 at step 'scope', at most" in caplog.text
+
+
+def test_ranks_that_wait_for_each_other_in_two_places_give_up_before_the_deadline() -> None:
+    """Two functions, compiled in another order on one rank."""
+    store = HashStore()
+    exchanges = [StoreExchange(store, rank, f"graph {rank}", LONG_S) for rank in range(2)]
+    start = time.monotonic()
+    calls = [lambda e=exchange: e.find_scope([(0, 1)]) for exchange in exchanges]
+    said = [str(error) for error in in_threads(calls)]
+    assert time.monotonic() - start < LONG_S / 2
+    assert any("rank 1 will not come: rank 1 waits for others at 'graph 1'" in one for one in said)

@@ -1,0 +1,68 @@
+"""What `overlap-core doctor` asks of torch's compiler; nothing here is decided or changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch._inductor.runtime.runtime_utils import cache_dir
+
+from .overlap_pass import OverlapPass
+from .versions import SIMPLE_OVERLAP_KEY
+
+if TYPE_CHECKING:
+    from overlap_core.config import OverlapConfig
+
+__all__ = ["compiler_switches", "configured_passes", "find_plan_folder"]
+
+_INDUCTOR_KEYS = (
+    "aten_distributed_optimizations.enable_overlap_scheduling",
+    "cpp_wrapper",
+    "fx_graph_cache",
+    "fx_graph_remote_cache",
+    SIMPLE_OVERLAP_KEY,
+    "triton.cudagraphs",
+)
+
+
+def compiler_switches() -> dict[str, bool]:
+    """Switches of torch's compiler as they are set in this thread now.
+
+    Returns:
+        By name. Inductor's that this torch doesn't have are left out.
+    """
+    known = inductor_config.get_config_copy()
+    found = {key: bool(known[key]) for key in _INDUCTOR_KEYS if key in known}
+    found["deterministic"] = bool(
+        inductor_config.deterministic or torch.are_deterministic_algorithms_enabled()
+    )
+    found["enable_autograd_cache"] = bool(functorch_config.enable_autograd_cache)
+    found["force_disable_caches"] = bool(torch.compiler.config.force_disable_caches)
+    found["suppress_errors"] = bool(dynamo_config.suppress_errors)
+    return dict(sorted(found.items()))
+
+
+def configured_passes() -> tuple[str, ...]:
+    """Names of the reorder passes that a user has configured and that run before ours."""
+    if not inductor_config.reorder_for_compute_comm_overlap:
+        return ()
+    passes = inductor_config.reorder_for_compute_comm_overlap_passes
+    return tuple(_name(one) for one in passes if not isinstance(one, OverlapPass))
+
+
+def _name(one: object) -> str:
+    if isinstance(one, str):
+        return one
+    named = one if hasattr(one, "__qualname__") else type(one)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def find_plan_folder(config: OverlapConfig) -> Path:
+    """Where plan files lie under a configuration, whether the folder exists or not."""
+    given = config.plan_dir or os.environ.get("OVERLAP_CORE_PLAN_DIR")
+    return Path(given) if given else Path(cache_dir()) / "overlap_core"
