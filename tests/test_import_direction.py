@@ -19,7 +19,7 @@ LAYERS = (
     ("placement", "ranks", "replay"),
     ("outcome", "verdicts", "pipeline", "following", "simulation"),
     ("inductor",),
-    ("report", "cli"),
+    ("report", "view", "traces", "doctor", "cli"),
     ("testing",),
 )
 """Parts of the package from the bottom up. A part imports what is below it, or beside it."""

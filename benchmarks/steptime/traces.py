@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from overlap_core.traces import interval_of, kernel_kinds, length, subtract, union
+
 from .timing import synchronize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
@@ -27,13 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
 
 _MATMUL = re.compile(r"gemm|nvjet|cutlass|matmul|triton_tem|_mm_", re.IGNORECASE)
-_KINDS = (
-    ("gather", re.compile(r"AllGather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"SendRecv|AllToAll", re.IGNORECASE)),
-    ("reduce", re.compile(r"ReduceScatter|AllReduce|Broadcast|_Reduce_", re.IGNORECASE)),
-)
-
-Intervals = list[tuple[float, float]]
 
 
 @attrs.frozen(kw_only=True)
@@ -148,29 +143,29 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
     if not kernels:
         return None
     kernels.sort(key=lambda event: (float(event["ts"]), float(event["dur"])))
-    kinds = _kinds(kernels)
+    kinds = kernel_kinds(kernels)
     groups: dict[str, list[Any]] = defaultdict(list)
     for event, kind in zip(kernels, kinds, strict=True):
         groups[kind].append(event)
 
-    compute = _union(map(_interval, groups["compute"]))
-    gathers = _union(map(_interval, groups["gather"]))
-    all_to_alls = _union(map(_interval, groups["all_to_all"]))
-    gathers_alone = _less(gathers, compute)
-    all_to_all_alone = _less(_less(all_to_alls, compute), gathers)
-    busy = _union([*map(_interval, kernels), *map(_interval, copies)])
+    compute = union(map(interval_of, groups["compute"]))
+    gathers = union(map(interval_of, groups["gather"]))
+    all_to_alls = union(map(interval_of, groups["all_to_all"]))
+    gathers_alone = subtract(gathers, compute)
+    all_to_all_alone = subtract(subtract(all_to_alls, compute), gathers)
+    busy = union([*map(interval_of, kernels), *map(interval_of, copies)])
     first, last = busy[0][0], busy[-1][1]
-    accounted = sum(map(_length, (compute, gathers_alone, all_to_all_alone)))
+    accounted = sum(map(length, (compute, gathers_alone, all_to_all_alone)))
 
     gather_kernels = tuple(
         GatherKernel(
             start_us=round(start - first, 2),
             duration_us=round(end - start, 2),
-            exposed_us=round(_length(_less([(start, end)], compute)), 2),
+            exposed_us=round(length(subtract([(start, end)], compute)), 2),
             stream=int(event.get("args", {}).get("stream", -1)),
         )
         for event in groups["gather"]
-        for start, end in (_interval(event),)
+        for start, end in (interval_of(event),)
     )
 
     def ms(us: float) -> float:
@@ -178,41 +173,23 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
 
     return StepProfile(
         step_ms=ms(last - first),
-        compute_ms=ms(_length(compute)),
+        compute_ms=ms(length(compute)),
         compute_sum_ms=ms(sum(float(event["dur"]) for event in groups["compute"])),
         gather_ms=ms(sum(float(event["dur"]) for event in groups["gather"])),
-        gather_exposed_ms=ms(_length(gathers_alone)),
+        gather_exposed_ms=ms(length(gathers_alone)),
         gather_exposed_beside_all_to_all_ms=ms(
-            _length(gathers_alone) - _length(_less(gathers_alone, all_to_alls))
+            length(gathers_alone) - length(subtract(gathers_alone, all_to_alls))
         ),
         head_exposed_ms=ms(_head_exposed_us(gather_kernels, groups["compute"], first, steps)),
         all_to_all_ms=ms(sum(float(event["dur"]) for event in groups["all_to_all"])),
-        all_to_all_alone_ms=ms(_length(all_to_all_alone)),
-        other_ms=ms(_length(busy) - accounted),
-        idle_ms=ms(last - first - _length(busy)),
+        all_to_all_alone_ms=ms(length(all_to_all_alone)),
+        other_ms=ms(length(busy) - accounted),
+        idle_ms=ms(last - first - length(busy)),
         gathers=len(gather_kernels) // steps,
         kernels=len(kernels) // steps,
         top_compute=_top(groups["compute"], steps),
         gather_kernels=gather_kernels,
     )
-
-
-def _kinds(kernels: Sequence[Any]) -> list[str]:
-    """`compute`, `gather`, `all_to_all`, `reduce` or `nccl` for each kernel."""
-    kinds = []
-    by_stream: dict[Any, Counter[str]] = defaultdict(Counter)
-    for event in kernels:
-        name = str(event.get("name", ""))
-        kind = "compute"
-        if "nccl" in name.lower():
-            kind = next((kind for kind, words in _KINDS if words.search(name)), "nccl")
-            if kind != "nccl":
-                by_stream[_stream(event)][kind] += 1
-        kinds.append(kind)
-    for index, event in enumerate(kernels):
-        if kinds[index] == "nccl" and (seen := by_stream.get(_stream(event))):
-            kinds[index] = seen.most_common(1)[0][0]
-    return kinds
 
 
 def _head_exposed_us(
@@ -245,47 +222,6 @@ def _top(compute: Sequence[Any], steps: int) -> tuple[tuple[str, float, int], ..
         (name[:120], round(us / 1e3 / steps, 4), calls[name] // steps)
         for name, us in time_us.most_common(20)
     )
-
-
-def _stream(event: Any) -> tuple[Any, Any]:
-    return event.get("pid"), event.get("args", {}).get("stream", event.get("tid"))
-
-
-def _interval(event: Any) -> tuple[float, float]:
-    start = float(event["ts"])
-    return start, start + float(event["dur"])
-
-
-def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    merged: Intervals = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _less(intervals: Intervals, taken: Intervals) -> Intervals:
-    """What is left of disjoint sorted intervals without other disjoint sorted ones."""
-    left: Intervals = []
-    position = 0
-    for start, end in intervals:
-        while position < len(taken) and taken[position][1] <= start:
-            position += 1
-        at = position
-        while at < len(taken) and taken[at][0] < end:
-            if taken[at][0] > start:
-                left.append((start, taken[at][0]))
-            start = max(start, taken[at][1])
-            at += 1
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in intervals)
 
 
 def load(path: Path) -> dict[str, Any]:

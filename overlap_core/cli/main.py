@@ -19,7 +19,7 @@ from overlap_core.errors import OverlapError
 
 __all__ = ["main"]
 
-_COMMANDS = ("demo", "explain", "plugins", "simulate")
+_COMMANDS = ("demo", "doctor", "explain", "plugins", "profile", "simulate", "view")
 """Each is a module of this package with a `click.Command` of the same name."""
 
 

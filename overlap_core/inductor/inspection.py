@@ -23,10 +23,16 @@ __all__ = ["compiler_switches", "configured_passes", "find_plan_folder"]
 _INDUCTOR_KEYS = (
     "aten_distributed_optimizations.enable_overlap_scheduling",
     "cpp_wrapper",
+    "deterministic",
     "fx_graph_cache",
     "fx_graph_remote_cache",
     SIMPLE_OVERLAP_KEY,
     "triton.cudagraphs",
+)
+_ELSEWHERE = (
+    (functorch_config, "enable_autograd_cache"),
+    (torch.compiler.config, "force_disable_caches"),
+    (dynamo_config, "suppress_errors"),
 )
 
 
@@ -34,16 +40,15 @@ def compiler_switches() -> dict[str, bool]:
     """Switches of torch's compiler as they are set in this thread now.
 
     Returns:
-        By name. Inductor's that this torch doesn't have are left out.
+        By name. Those that this torch doesn't have are left out.
     """
     known = inductor_config.get_config_copy()
     found = {key: bool(known[key]) for key in _INDUCTOR_KEYS if key in known}
-    found["deterministic"] = bool(
-        inductor_config.deterministic or torch.are_deterministic_algorithms_enabled()
-    )
-    found["enable_autograd_cache"] = bool(functorch_config.enable_autograd_cache)
-    found["force_disable_caches"] = bool(torch.compiler.config.force_disable_caches)
-    found["suppress_errors"] = bool(dynamo_config.suppress_errors)
+    if torch.are_deterministic_algorithms_enabled():
+        found["deterministic"] = True
+    for config, name in _ELSEWHERE:
+        if hasattr(config, name):
+            found[name] = bool(getattr(config, name))
     return dict(sorted(found.items()))
 
 

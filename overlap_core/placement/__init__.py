@@ -7,12 +7,14 @@ from .plan import GatherPlacement, Plan, Verdict
 from .schedule import align, propose
 from .settle import follow_slots, settle
 from .still import stand_still
-from .timeline import Timeline, TimelineModel
+from .timeline import Span, SpanKind, Timeline, TimelineModel
 
 __all__ = [
     "Frame",
     "GatherPlacement",
     "Plan",
+    "Span",
+    "SpanKind",
     "Timeline",
     "TimelineModel",
     "Verdict",

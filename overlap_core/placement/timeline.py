@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from overlap_core.graph import OverlapGraph
     from overlap_core.skeleton import Skeleton
 
-__all__ = ["Timeline", "TimelineModel", "network_share_ns"]
+__all__ = ["Span", "SpanKind", "Timeline", "TimelineModel", "network_share_ns"]
 
 UNKNOWN_GROUP = "?"
 """Queue of communication on groups that nobody named."""
@@ -39,6 +40,32 @@ class Timeline:
     def gathers_exposed_ns(self, launches: Iterable[int]) -> int:
         """Exposed time of the given launches together."""
         return sum(self.exposed_ns.get(launch, 0) for launch in launches)
+
+
+class SpanKind(StrEnum):
+    """What a stretch of predicted time is."""
+
+    ISSUED = "issued"
+    """The host issues a launch or a wait; no time passes."""
+    COMPUTE = "compute"
+    """A node runs on the compute stream."""
+    IDLE = "idle"
+    """The compute stream waits for the collective of the span's node."""
+    NETWORK = "network"
+    """A node uses the queue of a group."""
+
+
+@frozen(kw_only=True)
+class Span:
+    """A stretch of predicted time, in nanoseconds from the start of the order."""
+
+    kind: SpanKind
+    position: int
+    """The node, by position in program order."""
+    start_ns: int
+    end_ns: int
+    queue: str | None = None
+    """The group, for time on the network."""
 
 
 class TimelineModel:
@@ -72,7 +99,7 @@ class TimelineModel:
             else:
                 self._steps.append((_OPAQUE, ns, network_share_ns(costs[position])))
         self._waits = {wait: tuple(launches) for wait, launches in waits.items()}
-        self._queue_count = len(numbers)
+        self._names = tuple(numbers)
 
     @cached_property
     def program_order(self) -> Timeline:
@@ -81,15 +108,30 @@ class TimelineModel:
 
     def run(self, order: Sequence[int]) -> Timeline:
         """Predict one order, a permutation of the graph's positions."""
+        return self._replay(order, None)
+
+    def spans(self, order: Sequence[int]) -> tuple[Span, ...]:
+        """What happens when in one order, in the order of its nodes.
+
+        On the compute stream, and on each queue, spans don't overlap. The idle spans of a launch
+        add up to its exposed time in `run`.
+        """
+        spans: list[Span] = []
+        self._replay(order, spans)
+        return tuple(spans)
+
+    def _replay(self, order: Sequence[int], spans: list[Span] | None) -> Timeline:
         now = 0
-        free = [0] * self._queue_count
-        last: list[int | None] = [None] * self._queue_count
+        free = [0] * len(self._names)
+        last: list[int | None] = [None] * len(self._names)
         end: dict[int, int] = {}
         exposed: dict[int, int] = {}
         steps, queues_of = self._steps, self._queues
         for position in order:
             kind, ns, network = steps[position]
             if kind == _COMPUTE:
+                if spans is not None:
+                    spans.append(_on_stream(position, now, ns))
                 now += ns
             elif kind == _LAUNCH:
                 start = now
@@ -99,23 +141,59 @@ class TimelineModel:
                 for queue in queues_of[position]:
                     free[queue] = start + ns
                     last[queue] = position
+                if spans is not None:
+                    spans.append(_issued(position, now))
+                    spans += self._on_network(position, start, ns)
             elif kind == _WAIT:
+                if spans is not None:
+                    spans.append(_issued(position, now))
                 for launch in self._waits.get(position, ()):
                     done = end.get(launch, now)
                     if done > now:
                         exposed[launch] = exposed.get(launch, 0) + done - now
+                        if spans is not None:
+                            spans.append(_idle(launch, now, done))
                         now = done
             else:
                 for queue in queues_of[position]:
                     blocker = last[queue]
                     if free[queue] > now and blocker is not None:
                         exposed[blocker] = exposed.get(blocker, 0) + free[queue] - now
+                        if spans is not None:
+                            spans.append(_idle(blocker, now, free[queue]))
                         now = free[queue]
                 for queue in queues_of[position]:
                     free[queue] = now + network
                     last[queue] = None
+                if spans is not None:
+                    spans.append(_on_stream(position, now, ns))
+                    spans += self._on_network(position, now, network)
                 now += ns
         return Timeline(exposed_ns=exposed, total_ns=max(now, *free, 0) if free else now)
+
+    def _on_network(self, position: int, start: int, ns: int) -> list[Span]:
+        return [
+            Span(
+                kind=SpanKind.NETWORK,
+                position=position,
+                start_ns=start,
+                end_ns=start + ns,
+                queue=self._names[queue],
+            )
+            for queue in self._queues[position]
+        ]
+
+
+def _issued(position: int, at: int) -> Span:
+    return Span(kind=SpanKind.ISSUED, position=position, start_ns=at, end_ns=at)
+
+
+def _on_stream(position: int, start: int, ns: int) -> Span:
+    return Span(kind=SpanKind.COMPUTE, position=position, start_ns=start, end_ns=start + ns)
+
+
+def _idle(launch: int, start: int, end: int) -> Span:
+    return Span(kind=SpanKind.IDLE, position=launch, start_ns=start, end_ns=end)
 
 
 _COMPUTE, _LAUNCH, _WAIT, _OPAQUE = range(4)

@@ -1,0 +1,48 @@
+"""`overlap-core view`: timelines of reports, as a page or as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+__all__ = ["view"]
+
+
+@click.command()
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, type=click.Path(), help="The file to write."
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["html", "perfetto"]),
+    default="html",
+    show_default=True,
+    help="A page for any browser, or a trace for ui.perfetto.dev and chrome://tracing.",
+)
+def view(reports: tuple[str, ...], output: str, kind: str) -> None:
+    """Draw the predicted timeline of each REPORT, before above after.
+
+    Lanes are the host, the compute stream and each process group; exposed time has one colour.
+    The page needs no network and no other file. REPORT is a file that report.save(path) wrote;
+    give one for each rank to see the ranks below each other.
+    """
+    from overlap_core.report import load_report
+    from overlap_core.view import build_timelines, render_page, to_chrome_trace
+
+    timelines = build_timelines([(Path(path).stem, load_report(path)) for path in reports])
+    if kind == "html":
+        text = render_page(timelines)
+    else:
+        text = json.dumps(to_chrome_trace(timelines), allow_nan=False)
+    try:
+        # Names may hold what UTF-8 can't; JSON escapes it, and a page can do without.
+        Path(output).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise click.BadParameter(
+            f"{output}: cannot be written: {error.strerror or error}", param_hint="'-o'"
+        ) from None
+    click.echo(f"{output}: {len(timelines)} report{'s' if len(timelines) != 1 else ''}")
