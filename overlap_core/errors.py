@@ -18,6 +18,7 @@ __all__ = [
     "RegistrationError",
     "ReplayError",
     "ReportFileError",
+    "TraceFileError",
     "UnsupportedTorchError",
 ]
 
@@ -56,6 +57,10 @@ class ReplayError(OverlapError):
 
 class ReportFileError(OverlapError, ValueError):
     """A report file cannot be read: not a report, broken, or of a newer version."""
+
+
+class TraceFileError(OverlapError, ValueError):
+    """A trace cannot be read, or holds nothing that a report could be compared with."""
 
 
 class UnsupportedTorchError(OverlapError):

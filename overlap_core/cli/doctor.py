@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._format import plain
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -154,13 +156,8 @@ def _print_lines(findings: Sequence[Finding]) -> None:
     grid.add_column(overflow="fold")
     for finding in findings:
         where = f" ({ranks_in_words(finding.ranks)})" if finding.ranks else ""
-        text = Text(f"{finding.kind}{where}: {_plain(finding.what).rstrip('.')}")
+        text = Text(f"{finding.kind}{where}: {plain(finding.what).rstrip('.')}")
         if finding.do:
-            text.append(f". To do: {_plain(finding.do)}", style="italic")
+            text.append(f". To do: {plain(finding.do)}", style="italic")
         grid.add_row(Text(str(finding.severity), _STYLES[finding.severity]), text)
     Console(markup=False, highlight=False, emoji=False).print(grid)
-
-
-def _plain(text: str) -> str:
-    """What is found may hold anything; a terminal must not obey it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

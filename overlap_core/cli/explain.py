@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._format import format_us, gather_to_json
+from ._format import format_us, gather_to_json, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,11 +129,6 @@ def _to_json(
     }
 
 
-def _plain(text: str) -> str:
-    """Names in a file may hold anything; a terminal must not obey it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _print_summary(console: Console, report: Report) -> None:
     from rich.padding import Padding
     from rich.text import Text
@@ -150,12 +145,12 @@ def _print_summary(console: Console, report: Report) -> None:
     parts.append(f"{report.hidden} of {len(report.gathers)} gathers hidden")
     parts += [f"{count} {verdict}" for verdict, count in report.limits.items()]
     line = ", ".join(parts) if report.gathers else "no weight gathers"
-    console.print(Text.assemble("mode ", (str(report.mode), "bold"), f": {_plain(line)}"))
+    console.print(Text.assemble("mode ", (str(report.mode), "bold"), f": {plain(line)}"))
     others = [rank for rank in report.scope if rank != report.rank]
     together = f", decided together with {ranks_in_words(others)}" if others else ""
     kept = "" if report.committed else "; program order was kept"
     console.print(f"rank {report.rank}{together}{kept}")
-    console.print(f"why: {_plain(report.why)}")
+    console.print(f"why: {plain(report.why)}")
     if report.gathers and report.graph is not None:
         program = [node.name for node in report.graph.nodes]
         peaks = [max(bytes_in_flight(report, order)) for order in (program, report.order)]
@@ -167,10 +162,10 @@ def _print_summary(console: Console, report: Report) -> None:
         if lines:
             console.print(f"{title}:")
             for text in lines:
-                console.print(Padding.indent(Text(_plain(text)), 2))
+                console.print(Padding.indent(Text(plain(text)), 2))
     for section in report.sections:
         content = json.dumps(section.content)
-        console.print(f"{_plain(section.plugin)}: {_plain(content)}")
+        console.print(f"{plain(section.plugin)}: {plain(content)}")
     if not report.legal:
         console.print("the order is not legal", style="bold red")
 
@@ -214,13 +209,13 @@ def _print_gathers(console: Console, report: Report, gathers: Sequence[GatherOut
         why = gather.why.replace(f" ({report.why})", "").replace(f": {report.why}", "")
         style = _VERDICT_STYLES.get(gather.verdict, "yellow")
         table.add_row(
-            _plain(gather.name),
+            plain(gather.name),
             str(gather.source),
             str(gather.target),
             str(gather.slot),
             format_us(gather.exposed_ns_before),
             format_us(gather.exposed_ns_after),
-            Text.assemble((_plain(gather.verdict), style), f": {_plain(why)}"),
+            Text.assemble((plain(gather.verdict), style), f": {plain(why)}"),
         )
     console.print()
     console.print(table)
@@ -238,7 +233,7 @@ def _print_costs(console: Console, entries: Sequence[CostEntry], total: int) -> 
         if entry.why:
             source += f" ({reasons.setdefault(entry.why, len(reasons) + 1)})"
         table.add_row(
-            _plain(entry.key),
+            plain(entry.key),
             source,
             "?" if entry.ns is None else format_us(entry.ns),
             str(len(entry.nodes)),
@@ -247,4 +242,4 @@ def _print_costs(console: Console, entries: Sequence[CostEntry], total: int) -> 
     console.print()
     console.print(table)
     for why, number in reasons.items():
-        console.print(f"({number}) {_plain(why)}")
+        console.print(f"({number}) {plain(why)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._format import format_us
+from ._format import format_us, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +89,7 @@ def _print(console: Console, found: Measurement, names: list[str]) -> None:
     )
     worst = max(found.gathers, key=lambda gather: abs(gather.exposed_ns - gather.exposed_ns_after))
     console.print(
-        f"furthest off: {_plain(worst.name)}, {format_us(worst.exposed_ns)} µs measured, "
+        f"furthest off: {plain(worst.name)}, {format_us(worst.exposed_ns)} µs measured, "
         f"{format_us(worst.exposed_ns_after)} µs predicted"
     )
     console.print(f"{len(found.gathers)} gathers, median of {found.steps} steps")
@@ -118,8 +118,8 @@ def _print_table(console: Console, found: Measurement, names: list[str]) -> None
         name = gather.name if len(names) == 1 else f"{names[gather.report]}: {gather.name}"
         ratio = "-" if gather.ratio is None else f"{gather.ratio:.2f}"
         table.add_row(
-            _plain(name),
-            _plain(gather.group or "?"),
+            plain(name),
+            plain(gather.group or "?"),
             _us(gather.cost_ns),
             Text(_us(gather.took_ns), style=_style(gather.cost_ns, gather.took_ns)),
             format_us(gather.exposed_ns_before),
@@ -147,8 +147,3 @@ def _style_exposed(gather: MeasuredGather) -> str:
     """Exposed times are near zero where all is well, so only a loss that counts stands out."""
     loss = gather.exposed_ns - _MOST_OFF * gather.exposed_ns_after
     return "red" if loss > (gather.cost_ns or 0) / _MOST_OFF else ""
-
-
-def _plain(text: str) -> str:
-    """Names in a file may hold anything; a terminal must not obey it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -117,6 +117,7 @@ def _inside_torch(config: OverlapConfig, rank: int | None) -> dict[str, Any]:
         from overlap_core.inductor import inspection, missing_names
         from overlap_core.inductor.op_names import unknown_registrations
         from overlap_core.inductor.versions import SUPPORTED
+        from overlap_core.inductor.warm_start import find_plan_folder
 
         missing = missing_names()
         found = {
@@ -126,7 +127,7 @@ def _inside_torch(config: OverlapConfig, rank: int | None) -> dict[str, Any]:
             "switches": inspection.compiler_switches(),
             "reorder_passes": inspection.configured_passes(),
         }
-        plans = look_at_plans(inspection.find_plan_folder(config), rank)
+        plans = look_at_plans(find_plan_folder(config), rank)
     except Exception as error:
         return {"torch_wanted": _required_torch(), "torch_fault": _in_words(error)}
     return {**found, **(plans if config.warm_start else {})}

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
-from torch._inductor.runtime.runtime_utils import cache_dir
 
 from .overlap_pass import OverlapPass
 from .versions import SIMPLE_OVERLAP_KEY
 
-if TYPE_CHECKING:
-    from overlap_core.config import OverlapConfig
-
-__all__ = ["compiler_switches", "configured_passes", "find_plan_folder"]
+__all__ = ["compiler_switches", "configured_passes"]
 
 _INDUCTOR_KEYS = (
     "aten_distributed_optimizations.enable_overlap_scheduling",
@@ -65,9 +57,3 @@ def _name(one: object) -> str:
         return one
     named = one if hasattr(one, "__qualname__") else type(one)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def find_plan_folder(config: OverlapConfig) -> Path:
-    """Where plan files lie under a configuration, whether the folder exists or not."""
-    given = config.plan_dir or os.environ.get("OVERLAP_CORE_PLAN_DIR")
-    return Path(given) if given else Path(cache_dir()) / "overlap_core"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from overlap_core.ranks import Agreement, GraphKey
     from overlap_core.ranks.store import KeyValueStore
 
-__all__ = ["Agreements", "setting_of"]
+__all__ = ["Agreements", "find_plan_folder", "setting_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,12 @@ def setting_of(config: OverlapConfig, host: PluginHost) -> str:
     """Digest of all that ranks must share before they can agree on anything."""
     words = [config.digest(), host.digest(), registry_digest()]
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def find_plan_folder(config: OverlapConfig) -> Path:
+    """Where plan files lie under a configuration, whether the folder exists or not."""
+    given = config.plan_dir or os.environ.get("OVERLAP_CORE_PLAN_DIR")
+    return Path(given) if given else Path(cache_dir()) / "overlap_core"
 
 
 class Agreements:
@@ -76,10 +82,8 @@ class Agreements:
         self._file: PlanFile | None = None
         if config.warm_start:
             header = _header(world_size, setting)
-            given = config.plan_dir or os.environ.get("OVERLAP_CORE_PLAN_DIR")
-            folder = Path(given) if given else Path(cache_dir()) / "overlap_core"
             name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
-            self._path = folder / name / f"rank{rank}.json"
+            self._path = find_plan_folder(config) / name / f"rank{rank}.json"
             prefix = f"overlap_core/start/{number}/{setting[:16]}"
             patience_s = min(config.deadline_s, _LONGEST_PATIENCE_S)
             self._start(store, prefix, world_size, header, patience_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .exposure import MeasuredGather, Measurement, measure_gathers
 from .intervals import Interval, length, subtract, union
 from .kernels import interval_of, kernel_kinds, stream_of
-from .trace import Event, Trace, TraceFileError, load_trace
+from .trace import Event, Trace, load_trace
 
 __all__ = [
     "Event",
@@ -13,7 +13,6 @@ __all__ = [
     "MeasuredGather",
     "Measurement",
     "Trace",
-    "TraceFileError",
     "interval_of",
     "kernel_kinds",
     "length",

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from overlap_core.errors import TraceFileError
+
 from .expected import Call, expected_gathers, expected_waits
 from .intervals import length, subtract, union
 from .kernels import interval_of, kernel_kinds, stream_of
 from .matching import match_steps
 from .steps import split_steps
-from .trace import TraceFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attrs import frozen
 
-from .trace import TraceFileError
+from overlap_core.errors import TraceFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

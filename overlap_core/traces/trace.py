@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from overlap_core.errors import OverlapError
+from overlap_core.errors import TraceFileError
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Event", "Trace", "TraceFileError", "load_trace"]
+__all__ = ["Event", "Trace", "load_trace"]
 
 Event = Mapping[str, Any]
 """One event as the file holds it; `ts` and `dur` are microseconds."""
 
 _GZIP = b"\x1f\x8b"
-
-
-class TraceFileError(OverlapError, ValueError):
-    """A trace cannot be read, or holds nothing that a report could be compared with."""
 
 
 @frozen(kw_only=True)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from overlap_core.errors import TraceFileError
 from overlap_core.report import Report, load_report
-from overlap_core.traces import Measurement, TraceFileError, load_trace, measure_gathers
+from overlap_core.traces import Measurement, load_trace, measure_gathers
 
 from .builder import TraceBuilder, report_of
 
