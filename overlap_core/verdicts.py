@@ -12,7 +12,7 @@ from .ranks import Mode
 if TYPE_CHECKING:
     from .graph import LaunchGroup
     from .pipeline import RankView
-    from .placement import Plan
+    from .placement import GatherPlacement, Plan
     from .ranks import ModeDecision, Vote
 
 __all__ = ["describe_gathers", "describe_outcome"]
@@ -85,7 +85,7 @@ def describe_gathers(
                 view,
                 group,
                 decision,
-                plan.placements[ordinal].verdict if committed else None,
+                plan.placements[ordinal] if committed else None,
                 place,
                 after.exposed_ns.get(group.launch, 0),
             )
@@ -131,21 +131,24 @@ def _judge(
     view: RankView,
     group: LaunchGroup,
     decision: ModeDecision,
-    proposed: Verdict | None,
+    placement: GatherPlacement | None,
     place: dict[int, int],
     exposed_ns: int,
 ) -> tuple[Verdict, str]:
     """A verdict, and what a reader can do with it."""
     duration_ns = view.costs[group.launch].ns or 0
     moved = place[group.launch] < group.launch
-    if proposed is None:
+    if placement is None:
         return Verdict.UNMOVED, f"program order was kept: {decision.why}"
     passed = group.launch - place[group.launch]
     if exposed_ns <= duration_ns * _HIDDEN_SHARE:
         if moved:
             return Verdict.HIDDEN, f"launched {passed} nodes earlier, behind enough compute"
         return Verdict.HIDDEN, "enough compute lies between launch and wait as it is"
+    proposed = placement.verdict
     left = f"{exposed_ns / 1000:.0f} of {duration_ns / 1000:.0f} µs stay exposed"
+    if placement.why:  # a policy held it back, and says so
+        return (Verdict.COMPUTE_LIMITED if moved else Verdict.UNMOVED), f"{left}: {placement.why}"
     if proposed is Verdict.MEMORY_LIMITED:
         bound = view.config.max_in_flight_bytes
         return proposed, f"{left}: held by max_in_flight_bytes={bound}"

@@ -265,3 +265,23 @@ def test_a_gather_of_unknown_time_only_keeps_its_slack() -> None:
     slack = OverlapConfig(slack_ns=150)
     outcome = decide([hosted(graph, slack) for graph in on_ranks(graph, 2)])
     assert " ".join(outcome.order) == "g a b w.g c"
+
+
+class Holding:
+    """A policy that leaves every gather where it was."""
+
+    overlap_plugin_name = "holding"
+
+    @oc.hookimpl
+    def overlap_adjust_plan(self, plan: Any, graph: Any) -> Any:
+        placements = [
+            evolve(p, boundary=p.original, why="held back by a policy") for p in plan.placements
+        ]
+        return evolve(plan, placements=tuple(placements))
+
+
+def test_the_report_has_the_reason_that_a_policy_gave() -> None:
+    views = [hosted(graph, EXACT, Holding()) for graph in on_ranks(two_layers(extra=2), 2)]
+    for gather in decide(views).gathers:
+        assert gather.verdict == "unmoved"
+        assert gather.why.endswith("stay exposed: held back by a policy")

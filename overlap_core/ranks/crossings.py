@@ -105,20 +105,25 @@ def find_crossing(issued: Mapping[int, Sequence[Issued]]) -> Crossing | None:
     """
     said = {rank: operations for rank, operations in issued.items() if operations}
     groups = _Groups()
+    # Ranks that said the same share one object, see `decode_each`.
     used = {
-        groups.number(one.ranks): one.ranks for operations in said.values() for one in operations
+        id(operations): {groups.number(one.ranks): one.ranks for one in operations}
+        for operations in {id(each): each for each in said.values()}.values()
     }
     first = {
         number: min((rank for rank in ranks if rank in said), default=-1)
-        for number, ranks in used.items()
+        for numbers in used.values()
+        for number, ranks in numbers.items()
     }
     pairs = {
-        (first[groups.number(one.ranks)], rank)
+        (first[number], rank)
         for rank, operations in said.items()
-        for one in operations
-        if first[groups.number(one.ranks)] not in (rank, -1)
+        for number in used[id(operations)]
+        if first[number] not in (rank, -1)
     }
     for low, high in sorted((min(pair), max(pair)) for pair in pairs):
+        if said[low] is said[high]:
+            continue
         crossing = _compare(low, said[low], high, said[high], groups)
         if crossing is not None:
             return crossing

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 from typing import Protocol as TypingProtocol
 
@@ -73,11 +74,26 @@ class _ScopeSaid:
     gathers: int | None
 
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "groups": [_pack(ranks) for ranks in self.groups]})
 
     @classmethod
     def decode(cls, payload: bytes) -> _ScopeSaid:
-        return cls(**json.loads(payload))
+        data = json.loads(payload)
+        return cls(**{**data, "groups": [_unpack(ranks) for ranks in data["groups"]]})
+
+
+def _pack(ranks: Sequence[int]) -> list[int] | dict[str, int]:
+    """Ranks of a group; those of a mesh come in even steps, however many there are."""
+    steps = {b - a for a, b in pairwise(ranks)}
+    if len(ranks) > 3 and len(steps) == 1:
+        return {"first": ranks[0], "last": ranks[-1], "step": steps.pop()}
+    return list(ranks)
+
+
+def _unpack(ranks: list[int] | dict[str, int]) -> list[int]:
+    if isinstance(ranks, dict):
+        return list(range(ranks["first"], ranks["last"] + 1, ranks["step"]))
+    return ranks
 
 
 class StoreExchange:

@@ -253,3 +253,15 @@ def test_ranks_that_wait_for_each_other_in_two_places_give_up_before_the_deadlin
     said = [str(error) for error in in_threads(calls)]
     assert time.monotonic() - start < LONG_S / 2
     assert any("rank 1 will not come: rank 1 waits for others at 'graph 1'" in one for one in said)
+
+
+@pytest.mark.parametrize("members", [(0,), (0, 3), (0, 1, 2, 3, 4), (1, 4, 7, 10), (0, 1, 2, 4)])
+def test_a_group_of_any_shape_is_understood(members: tuple[int, ...]) -> None:
+    store = HashStore()
+    calls = [
+        lambda rank=rank: StoreExchange(store, rank, "graph 1", LONG_S).find_scope(
+            [members] if rank % 2 else [members, (rank,)]
+        )
+        for rank in members
+    ]
+    assert {one.ranks for one in in_threads(calls)} == {members}
