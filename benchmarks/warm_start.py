@@ -67,6 +67,7 @@ def main() -> None:
                 {
                     "first_call_s": round(seconds, 2),
                     "hits": counters["aot_autograd"]["autograd_cache_hit"],
+                    "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
                     "modes": [str(report.mode) for report in reports],
                     "hoisted": [report.hoisted for report in reports],
                     "order": hashlib.sha256(order).hexdigest()[:12],
