@@ -34,6 +34,7 @@ from .job import current_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
+from .telling import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,16 +127,9 @@ class OverlapPass:
                     sight.adapted.comm_buffers,
                 )
             notes = [*self.host.notes(), *sight.notes(), *outcome.notes]
-            add_record(evolve(outcome, notes=tuple(notes)), self._mark_code())
-            logger.info(
-                "graph of rank %d: %s, %d of %d gathers hoisted, exposed %.0f -> %.0f µs predicted",
-                outcome.rank,
-                outcome.mode,
-                outcome.hoisted,
-                len(outcome.gathers),
-                outcome.exposed_ns_before / 1000,
-                outcome.exposed_ns_after / 1000,
-            )
+            told = evolve(outcome, notes=tuple(notes))
+            add_record(told, self._mark_code())
+            tell(told)
         except Exception as error:
             logger.warning(
                 "after the decision on a graph (%s): %s: %s; please report this",

@@ -59,6 +59,7 @@ REQUIRED = (
     PrivateName("torch._C._distributed_c10d", "FakeWork", "replays that do not communicate"),
     PrivateName("torch._subclasses.fake_tensor", "unset_fake_temporarily", "replays"),
     PrivateName("torch._guards", "tracing", "replays"),
+    PrivateName("torch._logging", "trace_structured", "the report in torch's trace log"),
     PrivateName("torch._dispatch.python", "no_python_dispatcher", "replays"),
     PrivateName("torch._inductor.ir", "_CollectiveKernel", "finding collectives"),
     PrivateName("torch._inductor.ir", "_WaitKernel", "finding waits"),
