@@ -30,7 +30,7 @@ test: $(STAMP)
 ifeq ($(ARGS),)
 	rm -f .coverage .coverage.*
 # Not through pytest-cov: pytest loads our plugin, and so our package, before that one starts.
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 else

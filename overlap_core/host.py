@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -139,6 +140,21 @@ class PluginHost:
         """Hex digest of names and versions in calling order, for the votes."""
         rows = [(plugin.name, plugin.version) for plugin in self._candidates]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def source_files(self) -> tuple[str, ...]:
+        """Files of the code of all plugins but the built-in ones, as far as they are known."""
+        found = set()
+        for candidate in self._candidates:
+            if not candidate.builtin:
+                name = getattr(candidate.plugin, "__name__", type(candidate.plugin).__module__)
+                module = sys.modules.get(name)
+                file = getattr(module, "__file__", None)
+                folders = getattr(module, "__path__", None)
+                if file:
+                    found.add(str(file))
+                for folder in folders or ():
+                    found.update(str(path) for path in Path(folder).rglob("*.py"))
+        return tuple(sorted(found))
 
     def ladders(self) -> tuple[str, ...]:
         """Names that `OverlapConfig.mode_ladder` may have, sorted."""

@@ -282,6 +282,6 @@ class Holding:
 
 def test_the_report_has_the_reason_that_a_policy_gave() -> None:
     views = [hosted(graph, EXACT, Holding()) for graph in on_ranks(two_layers(extra=2), 2)]
-    for gather in decide(views).gathers:
-        assert gather.verdict == "unmoved"
-        assert gather.why.endswith("stay exposed: held back by a policy")
+    for held in decide(views).gathers:
+        assert held.verdict == "unmoved"
+        assert held.why.endswith("stay exposed: held back by a policy")

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 import overlap_core as oc
-from overlap_core.testing import run_ranks
+from overlap_core.inductor.warm_start import _content_digest
+from overlap_core.testing import host_with, run_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,6 +139,16 @@ def test_another_configuration_is_another_job(folder: Path) -> None:
 def test_a_world_of_another_size_is_another_job(folder: Path) -> None:
     for rank in start(folder, world_size=1):
         assert rank["hits"] == 0
+
+
+def test_an_edited_plugin_is_another_job(tmp_path: Path) -> None:
+    """Its file counts, not its version alone."""
+    (tmp_path / "edited_policy.py").write_text("x = 1")
+    one = _content_digest([str(tmp_path / "edited_policy.py")])
+    (tmp_path / "edited_policy.py").write_text("x = 2")
+    assert _content_digest([str(tmp_path / "edited_policy.py")]) != one
+    files = host_with("mode_ladders").source_files()
+    assert any(file.endswith("overlap_mode_ladders/_ladders.py") for file in files)
 
 
 def test_without_warm_starts_nothing_is_kept(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Job:
                     setting,
                     config,
                     self.number,
+                    host.source_files(),
                 )
             return self._agreements[setting]
 

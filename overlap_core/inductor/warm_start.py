@@ -28,6 +28,8 @@ from overlap_core.ranks.plan_file import (
 from overlap_core.registry import registry_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
@@ -62,6 +64,7 @@ class Agreements:
         setting: from `setting_of`.
         config: where files are, and whether there are any.
         number: of the job on this store.
+        plugin_files: code of the plugins; a plugin that was edited makes a start cold.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Agreements:
         setting: str,
         config: OverlapConfig,
         number: int = 1,
+        plugin_files: Iterable[str] = (),
     ) -> None:
         self.book = AgreementBook()
         self.costs: dict[str, Cost] = {}
@@ -81,7 +85,7 @@ class Agreements:
         self._path: Path | None = None
         self._file: PlanFile | None = None
         if config.warm_start:
-            header = _header(world_size, setting)
+            header = _header(world_size, setting, plugin_files)
             name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
             self._path = find_plan_folder(config) / name / f"rank{rank}.json"
             prefix = f"overlap_core/start/{number}/{setting[:16]}"
@@ -174,7 +178,7 @@ class Agreements:
             self.drop()
 
 
-def _header(world_size: int, setting: str) -> dict[str, str]:
+def _header(world_size: int, setting: str, plugin_files: Iterable[str]) -> dict[str, str]:
     """What must not change between two starts of a job."""
     return {
         "overlap_core": version("overlap-core"),
@@ -182,6 +186,19 @@ def _header(world_size: int, setting: str) -> dict[str, str]:
         "python": sys.version.split()[0],
         "world_size": str(world_size),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "program": Path(sys.argv[0]).name,
+        "program": f"{Path(sys.argv[0]).name} {_content_digest([sys.argv[0]])}",
+        "plugins": _content_digest(plugin_files),
         "setting": setting,
     }
+
+
+def _content_digest(files: Iterable[str]) -> str:
+    """Hex digest of what files hold; a file that isn't there counts as empty."""
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            digest.update(Path(file).read_bytes())
+        except OSError:
+            digest.update(b"")
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
