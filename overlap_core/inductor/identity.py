@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
+import torch
 from torch._guards import CompileContext, TracingContext
 
 __all__ = ["identify"]
 
+_DYNAMO = str(PurePath(torch._dynamo.__file__).parent)
 _FOLDERS = 1
 """How many folders of a file's path count: ranks may have their checkouts in different places."""
 
@@ -30,11 +32,13 @@ def identify(inductor_graph: Any) -> str:
 
 
 def _code() -> str:
-    context = TracingContext.try_get()
-    traced = [] if context is None else getattr(context, "traced_code", None)
+    traced = TracingContext.get_traced_code() or ()
     if not traced:
         return f"compile-{CompileContext.current_compile_id() or 'none'}"
-    code = traced[0]
+    # The frame itself comes first, then what was inlined, each when it was done. Dynamo wraps
+    # functions whose source it can't find, and some modules, in one of its own.
+    wrapped = len(traced) > 1 and traced[0].co_filename.startswith(_DYNAMO)
+    code = traced[-1] if wrapped else traced[0]
     file = PurePath(code.co_filename)
     place = PurePath(*file.parts[-1 - _FOLDERS :]).as_posix().strip("/")
     return f"{place}:{code.co_firstlineno}:{code.co_qualname}"
