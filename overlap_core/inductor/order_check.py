@@ -129,7 +129,7 @@ class OrderCheck:
     raised. Both are kept in `divergences` and `stalls`.
     """
 
-    _sessions = itertools.count()
+    _serials = itertools.count()
     _one_at_a_time = threading.Lock()
 
     def __init__(self, *, steps: int, every: int, deadline_s: float) -> None:
@@ -180,7 +180,7 @@ class OrderCheck:
         comparison = OrderComparison(
             _connection(),
             world[0],
-            session=next(self._sessions),
+            serial=next(self._serials),
             every=self._every,
             deadline_s=self._deadline_s,
         )

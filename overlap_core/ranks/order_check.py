@@ -120,7 +120,7 @@ class OrderComparison:
     Args:
         store: shared by all ranks of the job.
         rank: this rank in the world.
-        session: number of this check, from 0; equal on all ranks.
+        serial: number of this check, from 0; equal on all ranks.
         every: digests are published after each multiple of this many entries.
         deadline_s: seconds without progress of a peer after which it counts as stalled.
         clock: seconds, monotonic.
@@ -131,14 +131,14 @@ class OrderComparison:
         store: KeyValueStore,
         rank: int,
         *,
-        session: int,
+        serial: int,
         every: int,
         deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._rank = rank
-        self._session = session
+        self._serial = serial
         self._deadline_s = deadline_s
         self._clock = clock
         self._order = IssueOrder(rank, every)
@@ -182,25 +182,25 @@ class OrderComparison:
         self._beat += 1
         if self._order.total != self._published:
             # Before the head: who sees a count in the head finds its entries.
-            recent = self._order.recent(session=self._session)
+            recent = self._order.recent(serial=self._serial)
             self._store.set(self._key(self._rank, "recent"), recent)
             self._published = self._order.total
-        head = self._order.head(session=self._session, beat=self._beat, done=self._done)
+        head = self._order.head(serial=self._serial, beat=self._beat, done=self._done)
         self._store.set(self._key(self._rank, "head"), head)
 
     def _key(self, rank: int, part: str) -> str:
         # Two checks may overlap: a rank that is through with one starts the next one.
-        return f"overlap_core/order_check/{rank}/{self._session % 2}/{part}"
+        return f"overlap_core/order_check/{rank}/{self._serial % 2}/{part}"
 
     def _read(self, rank: int, part: str) -> dict[str, Any] | None:
-        """What a peer published in this session; None if nothing."""
+        """What a peer published for this check; None if nothing."""
         key = self._key(rank, part)
         if key not in self._seen_keys:
             if not self._store.check([key]):
                 return None
             self._seen_keys.add(key)
         data: dict[str, Any] = json.loads(self._store.get(key))
-        return data if data["session"] == self._session else None
+        return data if data["serial"] == self._serial else None
 
     def _window(self, rank: int) -> Window:
         data = self._read(rank, "recent")

@@ -51,14 +51,14 @@ class CountingStore:
 class Ranks:
     """Some ranks of one job; `now_s` is the time."""
 
-    def __init__(self, world_size: int, store: KeyValueStore | None = None, session: int = 0):
+    def __init__(self, world_size: int, store: KeyValueStore | None = None, serial: int = 0):
         self.now_s = 0.0
         store = store or CountingStore()
         self.sides = [
             OrderComparison(
                 store,
                 rank,
-                session=session,
+                serial=serial,
                 every=4,
                 deadline_s=DEADLINE_S,
                 clock=lambda: self.now_s,
@@ -235,10 +235,10 @@ def test_a_rank_without_the_check_is_a_stall() -> None:
 
 def test_what_an_earlier_check_left_is_no_news() -> None:
     store = CountingStore()
-    for session in range(3):
-        ranks = Ranks(2, store, session)
+    for serial in range(3):
+        ranks = Ranks(2, store, serial)
         for rank in (0, 1):
-            ranks.issue(rank, on(PAIR, what=f"check {session}"))
+            ranks.issue(rank, on(PAIR, what=f"check {serial}"))
             assert ranks.poll(rank) == []
         assert ranks.end() == []
     assert len(store.sizes) == 2 * 2 * 2  # ranks, alternating checks, keys
@@ -248,7 +248,7 @@ def test_traffic_is_bounded() -> None:
     """A mesh of 4 x 4 x 4 and its planes, each group used, many different operations."""
     store = CountingStore()
     order = IssueOrder(0, every=1)
-    side = OrderComparison(store, 0, session=0, every=1, deadline_s=1)
+    side = OrderComparison(store, 0, serial=0, every=1, deadline_s=1)
     strides = {"x": range(4), "y": range(0, 16, 4), "z": range(0, 64, 16)}
     groups = [Group(tuple(range(64)))]
     for size in (1, 2):
