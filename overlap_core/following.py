@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from .errors import DivergenceError, IllegalOrderError
-from .graph import first_violation, restore_order
-from .pipeline import reordered
-from .placement import Plan, align, follow_slots, propose, rebuild_order, stand_still
+from .graph import restore_order
+from .pipeline import find_violation, propose_plan, reordered
+from .placement import Plan, follow_slots, rebuild_order, stand_still
 from .ranks import Agreement, Mode, ModeDecision
 from .skeleton import arrange, captured_order, structure_digest
 from .verdicts import describe_outcome
@@ -155,15 +155,12 @@ def _place(
     skeleton, frame = view.skeleton, view.frame
     if skeleton is None or frame is None:
         raise IllegalOrderError(view.fault or "the graph has no skeleton")
-    plan = propose(view.graph, skeleton, frame, view.costs, view.config, pinned=pinned)
-    plan = align(view.host.adjust_plan(plan, view.graph), frame)
+    plan = propose_plan(view, pinned=pinned)
     if not pinned:
         plan = follow_slots(plan, frame, _slots(skeleton, wanted))
     order = rebuild_order(frame, tuple(placement.boundary for placement in plan.placements))
-    violation = first_violation(view.graph.predecessors, order)
-    if violation is not None:
-        early, late = (view.graph.nodes[position].name for position in violation)
-        raise IllegalOrderError(f"the agreed order has {late!r} before {early!r}")
+    if problem := find_violation(view.graph, order):
+        raise IllegalOrderError(f"the agreed order has {problem}")
     ordinal = {position: i for i, position in enumerate(skeleton.positions)}
     if tuple(ordinal[position] for position in order if position in ordinal) != wanted:
         raise IllegalOrderError("the rebuilt order has another sequence of communication")

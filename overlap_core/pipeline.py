@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .ranks.negotiation import Protocol
     from .skeleton import Skeleton
 
-__all__ = ["RankView", "negotiate", "prepare", "reordered"]
+__all__ = ["RankView", "find_violation", "negotiate", "prepare", "propose_plan", "reordered"]
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,27 @@ def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
             order=order_digest(captured_order(graph, skeleton)),
         ),
     )
+
+
+def propose_plan(view: RankView, *, pinned: bool) -> Plan:
+    """Where this rank would launch each gather, after every policy had its say.
+
+    Raises:
+        PluginError: from a policy.
+    """
+    assert view.skeleton is not None
+    assert view.frame is not None
+    plan = propose(view.graph, view.skeleton, view.frame, view.costs, view.config, pinned=pinned)
+    return align(view.host.adjust_plan(plan, view.graph), view.frame)
+
+
+def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:
+    """The first two nodes that an order has the wrong way round, in words; "" if it is legal."""
+    violation = first_violation(graph.predecessors, order)
+    if violation is None:
+        return ""
+    early, late = (graph.nodes[position].name for position in violation)
+    return f"{late!r} before {early!r}"
 
 
 def negotiate(
@@ -311,7 +332,7 @@ class _Side:
         proposal = Proposal(mode=str(mode), can=not fault, why=fault)
         if not fault and mode is not Mode.ABORT:
             try:
-                self.plan = self.propose_plan(mode)
+                self.plan = propose_plan(self.view, pinned=mode is Mode.PINNED)
                 proposal = evolve(proposal, units=self.units(mode))
             except Exception as error:
                 proposal = evolve(proposal, can=False, why=_describe(error))
@@ -344,20 +365,6 @@ class _Side:
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
         return not why
 
-    def propose_plan(self, mode: Mode) -> Plan:
-        view = self.view
-        assert view.skeleton is not None
-        assert view.frame is not None
-        plan = propose(
-            view.graph,
-            view.skeleton,
-            view.frame,
-            view.costs,
-            view.config,
-            pinned=mode is Mode.PINNED,
-        )
-        return align(view.host.adjust_plan(plan, view.graph), view.frame)
-
     def units(self, mode: Mode) -> tuple[int, ...]:
         """What ranks agree on: boundaries where graphs are equal, slots where skeletons are."""
         if mode is Mode.PINNED:
@@ -381,10 +388,8 @@ class _Side:
                 self.plan = settle(self.plan, view.frame, agreed, by_boundary=by_boundary)
                 boundaries = tuple(p.boundary for p in self.plan.placements)
             self.order = rebuild_order(view.frame, boundaries)
-            violation = first_violation(view.graph.predecessors, self.order)
-            if violation is not None:
-                early, late = (view.graph.nodes[p].name for p in violation)
-                return Commitment(ok=False, why=f"the new order has {late!r} before {early!r}")
+            if problem := find_violation(view.graph, self.order):
+                return Commitment(ok=False, why=f"the new order has {problem}")
             launches = [group.launch for group in view.skeleton.gathers]
             before = view.model.program_order.gathers_exposed_ns(launches)
             after = view.model.run(self.order).gathers_exposed_ns(launches)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .outcome import RankOutcome
     from .pipeline import RankView
 
-__all__ = ["group_ranks", "simulate", "simulate_views"]
+__all__ = ["group_ranks", "reach", "simulate", "simulate_views"]
 
 
 def simulate(
@@ -60,13 +60,13 @@ def simulate_views(views: Sequence[RankView]) -> tuple[RankOutcome, ...]:
             )
         by_rank[rank] = view
     outcomes: dict[int, RankOutcome] = {}
-    for scope in connected_scopes({r: _reach(view) for r, view in by_rank.items()}):
+    for scope in connected_scopes({r: reach(view) for r, view in by_rank.items()}):
         results = run_in_memory([negotiate(by_rank[rank], scope) for rank in scope])
         outcomes.update(zip(scope, results, strict=True))
     return tuple(outcomes[view.graph.rank] for view in views)
 
 
-def _reach(view: RankView) -> tuple[tuple[int, ...], ...]:
+def reach(view: RankView) -> tuple[tuple[int, ...], ...]:
     """As `group_ranks`, with the communication that only a plugin or a registration knows of."""
     graph, skeleton = view.graph, view.skeleton
     found = group_ranks(graph)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-import overlap_core as oc
 from overlap_core import OverlapConfig
 from overlap_core.host import PluginHost
 from overlap_core.inductor import records
 from overlap_core.inductor.install import _compose, _watch_compiles
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.ranks import StoreExchange
+
+from .pipeline_views import Failing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,36 +241,6 @@ def threads(rank: int) -> list[Any]:
     for worker in workers:
         worker.join()
     return [found[name] for name in names]
-
-
-class Failing:
-    """A plugin that raises in one hook, on one rank."""
-
-    overlap_plugin_name = "failing"
-
-    def __init__(self, hook: str, active: bool, wait_s: float = 0.0) -> None:
-        self.hook, self.active, self.wait_s = hook, active, wait_s
-
-    def _fail(self, hook: str) -> None:
-        if self.active and hook == self.hook:
-            time.sleep(self.wait_s)
-            raise RuntimeError(f"no {hook} today")
-
-    @oc.hookimpl
-    def overlap_classify_node(self, node: Any) -> None:
-        self._fail("overlap_classify_node")
-
-    @oc.hookimpl
-    def overlap_measure_cost(self, request: Any) -> None:
-        self._fail("overlap_measure_cost")
-
-    @oc.hookimpl(specname="overlap_choose_mode")
-    def careful(self, votes: Any) -> None:
-        self._fail("overlap_choose_mode")
-
-    @oc.hookimpl
-    def overlap_adjust_plan(self, plan: Any, graph: Any) -> None:
-        self._fail("overlap_adjust_plan")
 
 
 def raises(hook: str) -> Callable[[int], list[Any]]:

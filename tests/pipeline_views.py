@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from overlap_core import OverlapConfig
+from overlap_core import OverlapConfig, hookimpl
 from overlap_core.host import PluginHost
 from overlap_core.pipeline import RankView, prepare
 from overlap_core.placement import Timeline, TimelineModel
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from overlap_core import OverlapGraph
 
-__all__ = ["EXACT", "hosted", "same", "skewed", "slower_unless_pinned", "two_layers"]
+__all__ = ["EXACT", "Failing", "hosted", "same", "skewed", "slower_unless_pinned", "two_layers"]
 
 EXACT = OverlapConfig(contention=1, slack_ns=0)
 
@@ -71,3 +72,33 @@ class _Pessimist(TimelineModel):
 def slower_unless_pinned(view: RankView) -> RankView:
     """The view of a rank that predicts a loss unless gathers keep to their place."""
     return evolve(view, model=_Pessimist(view))
+
+
+class Failing:
+    """A plugin that raises in one hook, on one rank."""
+
+    overlap_plugin_name = "failing"
+
+    def __init__(self, hook: str = "", active: bool = False, wait_s: float = 0.0) -> None:
+        self.hook, self.active, self.wait_s = hook, active, wait_s
+
+    def _fail(self, hook: str) -> None:
+        if self.active and hook == self.hook:
+            time.sleep(self.wait_s)
+            raise RuntimeError(f"no {hook} today")
+
+    @hookimpl
+    def overlap_classify_node(self, node: Any) -> None:
+        self._fail("overlap_classify_node")
+
+    @hookimpl
+    def overlap_measure_cost(self, request: Any) -> None:
+        self._fail("overlap_measure_cost")
+
+    @hookimpl(specname="overlap_choose_mode")
+    def careful(self, votes: Any) -> None:
+        self._fail("overlap_choose_mode")
+
+    @hookimpl
+    def overlap_adjust_plan(self, plan: Any, graph: Any) -> None:
+        self._fail("overlap_adjust_plan")

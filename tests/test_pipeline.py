@@ -14,7 +14,7 @@ from overlap_core.errors import GraphFormatError
 from overlap_core.ranks import Mode, ModeDecision
 from overlap_core.simulation import simulate, simulate_views
 
-from .pipeline_views import EXACT, hosted, same, skewed, slower_unless_pinned, two_layers
+from .pipeline_views import EXACT, Failing, hosted, same, skewed, slower_unless_pinned, two_layers
 from .small_graphs import gather, graph_of, mm, on_ranks, opaque, wait
 
 if TYPE_CHECKING:
@@ -78,35 +78,6 @@ def test_a_rank_that_would_lose_pins_all() -> None:
         "one graph on all 2 ranks; pinned because on rank 1 7 ns more would be exposed than in "
         "program order"
     )
-
-
-class Failing:
-    """A plugin that raises in one hook, on one rank."""
-
-    overlap_plugin_name = "failing"
-
-    def __init__(self, hook: str = "", rank: int = 1) -> None:
-        self.hook, self.rank, self.active = hook, rank, False
-
-    def fail(self, hook: str) -> None:
-        if self.active and hook == self.hook:
-            raise RuntimeError(f"no {hook} today")
-
-    @oc.hookimpl
-    def overlap_classify_node(self, node: Any) -> None:
-        self.fail("overlap_classify_node")
-
-    @oc.hookimpl
-    def overlap_measure_cost(self, request: Any) -> None:
-        self.fail("overlap_measure_cost")
-
-    @oc.hookimpl(specname="overlap_choose_mode")
-    def careful(self, votes: Any) -> None:
-        self.fail("overlap_choose_mode")
-
-    @oc.hookimpl
-    def overlap_adjust_plan(self, plan: Any, graph: Any) -> None:
-        self.fail("overlap_adjust_plan")
 
 
 HOOKS = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from overlap_core.testing import run_torchrun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,25 +39,6 @@ def test_the_example_runs_under_torchrun(readme: str, tmp_path: Path) -> None:
     # Forward and backward on two ranks, whose lines may run into each other.
     assert output.count("identical") == 4, output
     assert "hidden" in output
-
-
-def run_torchrun(script: Path) -> tuple[int, str, str]:
-    """Run a script on two ranks; asked to end, torchrun ends its ranks, killed it leaves them."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "--nproc-per-node=2", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    try:
-        output, errors = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, errors = process.communicate(timeout=60)
-        pytest.fail(f"torchrun did not end in time\n{output}\n{errors}")
-    return process.returncode, output, errors
 
 
 def test_the_other_examples_run(readme: str) -> None:

@@ -6,18 +6,18 @@ Group sizes are part of each collective's key, so one file serves several.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from overlap_core._files import write_in_one_step
 from overlap_core.errors import CostTableError
 
 from .types import Cost, CostSource
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 __all__ = ["TableHeader", "load_table", "save_table"]
@@ -94,12 +94,7 @@ def save_table(
         "torch": header.torch,
         "entries": entries,
     }
-    target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        Path(name).replace(target)
+        write_in_one_step(path, json.dumps(data, indent=1))
     except OSError as error:
         raise CostTableError(f"{path}: cannot be written: {error}") from error

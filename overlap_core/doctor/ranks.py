@@ -49,7 +49,7 @@ def compare_versions(versions: Mapping[int, str]) -> tuple[Finding, ...]:
 
 def compare_ranks(facts: Sequence[RankFacts], world_size: int) -> tuple[Finding, ...]:
     """Findings about what differs between ranks of one version, or that nothing does."""
-    checks = (_switch, _plugins, _ops, _config, _torch, _python, _switches)
+    checks = (_switch, _plugins, _ops, _settings, _switches)
     found = [finding for check in checks for finding in check(facts)]
     if not found:
         words = (
@@ -112,36 +112,32 @@ def _ops(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     )
 
 
-def _config(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    groups = _group({one.rank: one.config[:_SHOWN] for one in facts})
-    if len(groups) > 1:
-        yield Finding(
-            kind="config-differs",
-            what=f"different configuration, so that every graph would be left in program order: "
-            f"{_say(groups)}",
-            do="give every rank the same OverlapConfig",
-        )
-
-
-def _torch(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    groups = _group({one.rank: one.torch or "none" for one in facts})
-    if len(groups) > 1:
-        yield Finding(
-            kind="torch-differs",
-            what=f"different versions of torch, which may compile different graphs: {_say(groups)}",
-            do="install one version on all ranks",
-        )
-
-
-def _python(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    groups = _group({one.rank: one.python for one in facts})
-    if len(groups) > 1:
-        yield Finding(
-            kind="python-differs",
-            what=f"different versions of Python, which may capture different graphs: "
-            f"{_say(groups)}",
-            do="use one version on all ranks",
-        )
+def _settings(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """What is one word on each rank, and should be the same."""
+    rows = (
+        (
+            "config-differs",
+            {one.rank: one.config[:_SHOWN] for one in facts},
+            "different configuration, so that every graph would be left in program order",
+            "give every rank the same OverlapConfig",
+        ),
+        (
+            "torch-differs",
+            {one.rank: one.torch or "none" for one in facts},
+            "different versions of torch, which may compile different graphs",
+            "install one version on all ranks",
+        ),
+        (
+            "python-differs",
+            {one.rank: one.python for one in facts},
+            "different versions of Python, which may capture different graphs",
+            "use one version on all ranks",
+        ),
+    )
+    for kind, words, what, do in rows:
+        groups = _group(words)
+        if len(groups) > 1:
+            yield Finding(kind=kind, what=f"{what}: {_say(groups)}", do=do)
 
 
 def _switches(facts: Sequence[RankFacts]) -> Iterator[Finding]:

@@ -42,31 +42,32 @@ def opaque_ops(adapted: AdaptedGraph) -> tuple[str, ...]:
 
 def search_hidden(
     snodes: Sequence[Any], adapted: AdaptedGraph, config: OverlapConfig, host: PluginHost
-) -> dict[str, str]:
+) -> frozenset[str]:
     """Call each custom op that nobody declared once, without letting it communicate.
 
     Only what goes through torch.distributed is seen. An op whose arguments cannot be made is
     passed over.
 
     Returns:
-        For each op that communicates, the first operation that it would have issued.
+        Names of those that communicate.
     """
-    found: dict[str, str] = {}
+    found: set[str] = set()
     for op_name, snode in _candidates(snodes, adapted):
         if op_name in found:
             continue
+        silent = SilentCollectives()
         try:
             item = replay_item(snode, adapted.sizes)
             if needed_bytes(item) > config.max_replay_bytes:
                 continue
-            with eager_world(), SilentCollectives() as silent:
+            with eager_world(), silent:
                 args, kwargs = realize_arguments(item, host.materialize, host.realize_tensor)
                 item.call(*args, **kwargs)
         except Exception as error:
             logger.debug("%s could not be replayed: %s: %s", op_name, type(error).__name__, error)
         if silent.issued:
-            found[op_name] = silent.issued[0]
-    return found
+            found.add(op_name)
+    return frozenset(found)
 
 
 def _candidates(snodes: Sequence[Any], adapted: AdaptedGraph) -> Iterator[tuple[str, Any]]:

@@ -64,7 +64,9 @@ class Job:
                 )
             return self._agreements[setting]
 
-    def meeting(self, view: RankView, identity: str, *, counts: bool = True) -> Meeting:
+    def meeting(
+        self, view: RankView, identity: str, key: GraphKey | None, *, counts: bool = True
+    ) -> Meeting:
         """Where to meet for a graph without an agreement.
 
         The first graph of a function meets whatever it looks like, so that ranks hear of their
@@ -74,6 +76,7 @@ class Job:
         Args:
             view: this rank's graph.
             identity: which function it is, from `identify`.
+            key: of the graph, from `key_of`.
             counts: False for a graph that only tells peers not to wait for it.
         """
         setting = setting_of(view.config, view.host)
@@ -85,8 +88,7 @@ class Job:
             name = f"{identity}/{known.index(setting)}"
             again = name in self._met
             if again:
-                shape = structure_of(view.graph, view.skeleton)[:32] if view.skeleton else "none"
-                name = f"{name}/{shape}"
+                name = f"{name}/{'none' if key is None else key.structure[:32]}"
             number = self._met.get(name, 0)
             if counts:
                 self._met[name] = number + 1

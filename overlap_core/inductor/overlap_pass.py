@@ -23,7 +23,7 @@ from overlap_core.pipeline import negotiate, prepare
 from overlap_core.placement import TimelineModel
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
-from overlap_core.simulation import group_ranks
+from overlap_core.simulation import reach
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .dependencies import is_collective_kernel, reorder_comm_deps
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
     from overlap_core.pipeline import RankView
+    from overlap_core.ranks import GraphKey
 
     from .job import Job
 
@@ -160,17 +161,10 @@ class OverlapPass:
             view = prepare(empty, self.config, self.host, fault=fault)
             return _Sight(adapted=None, view=view, groups=find_group_ranks(snodes))
         view = prepare(adapted.graph, self.config, self.host, adapted.requests)
-        groups = set(group_ranks(adapted.graph))
-        if view.skeleton is not None:
-            for position in view.skeleton.positions:
-                # A plugin knows of communication on a group that the node does not show.
-                node = adapted.graph.nodes[position]
-                if node.group_ranks is None:
-                    groups.add(tuple(range(world_size)))
         return _Sight(
             adapted=adapted,
             view=view,
-            groups=tuple(sorted(groups)),
+            groups=reach(view),
             measurer=self._measurer(snodes, adapted, view),
             undeclared=tuple(op for op in opaque_ops(adapted) if op_was_seen_communicating(op)),
         )
@@ -190,26 +184,25 @@ class OverlapPass:
         view = sight.view
         rank = view.graph.rank
         job = current_job()
-        outcome: RankOutcome | None
+        outcome = None
         if not self.config.enabled:
             outcome = _kept(rank, "switched off by OverlapConfig(enabled=False)", view)
-        elif job is None or job.world_size == 1:
-            return sight, self._decide_alone(sight)
-        else:
-            identity = identify(V.graph)
-            key, agreements = key_of(view, identity), job.agreements(self.config, self.host)
+        if job is None or job.world_size == 1:
+            return sight, outcome or self._decide_alone(sight)
+        identity = identify(V.graph)
+        key = key_of(view, identity)
+        if self.config.enabled:
+            agreements = job.agreements(self.config, self.host)
             agreed = None if key is None else agreements.book.get(key)
             if agreed is not None:
                 return sight, follow(self._with_costs(sight, agreements.costs), agreed)
             if sight.groups or view.fault:
-                return self._negotiate(snodes, sight, job, identity)
-            outcome = None
-        if job is not None and job.world_size > 1:
-            # Peers whose graphs of this function communicate need not wait for this one.
-            meeting = job.meeting(view, identify(V.graph), counts=False)
-            exchange = StoreExchange(job.store, rank, meeting.name, self.config.deadline_s)
-            exchange.publish_scope(sight.groups, gathers=0)
-            exchange.leave()
+                return self._negotiate(snodes, sight, job, identity, key)
+        # Peers whose graphs of this function communicate need not wait for this one.
+        meeting = job.meeting(view, identity, key, counts=False)
+        exchange = StoreExchange(job.store, rank, meeting.name, self.config.deadline_s)
+        exchange.publish_scope(sight.groups, gathers=0)
+        exchange.leave()
         return sight, outcome
 
     def _with_costs(self, sight: _Sight, known: Mapping[str, Cost]) -> RankView:
@@ -238,11 +231,11 @@ class OverlapPass:
         return run_loopback(protocol, scope.index(rank), len(scope))
 
     def _negotiate(
-        self, snodes: list[Any], sight: _Sight, job: Job, identity: str
+        self, snodes: list[Any], sight: _Sight, job: Job, identity: str, key: GraphKey | None
     ) -> tuple[_Sight, RankOutcome]:
         """Meet the other ranks, and remember what came of it."""
         view, config = sight.view, self.config
-        meeting = job.meeting(view, identity)
+        meeting = job.meeting(view, identity, key)
         deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
         if not sight.can_gain:
             deadline_s = min(deadline_s, _NOTHING_TO_GAIN_S)
@@ -256,6 +249,7 @@ class OverlapPass:
                 if set(note_hidden(found.seen)) & set(sight.opaque_ops):
                     # A peer saw an op of this graph communicate, which could not be tried here.
                     sight = self._look(snodes, job.rank, job.world_size)
+                    key = key_of(sight.view, identity)
                 outcome = exchange.run(
                     negotiate(sight.view, found.ranks, sight.measurer), found.ranks
                 )
@@ -267,7 +261,6 @@ class OverlapPass:
         for request, cost in zip(outcome.requests, outcome.costs, strict=False):
             if request is not None and cost.source is CostSource.MEASURED:
                 agreements.costs[request_digest(request)] = cost
-        key = key_of(sight.view, identity)
         if key is not None and (outcome.lasting or sight.can_gain):
             agreements.add(key, agreement_of(sight.view, outcome))
         return sight, outcome

@@ -80,7 +80,6 @@ class Agreements:
         self.book = AgreementBook()
         self.costs: dict[str, Cost] = {}
         """What was measured so far, by key; of what communicates, by all ranks together."""
-        self.warm = False
         self._rank = rank
         self._path: Path | None = None
         self._file: PlanFile | None = None
@@ -103,17 +102,15 @@ class Agreements:
         assert self._path is not None
         found = load_plan_file(self._path, header)
         if store is None:
-            self.warm = found is not None
+            warm = found is not None
             self._file = found or PlanFile(name=new_name(), header=header)
         else:
-            self._file, self.warm = agree_on_start(
-                store, prefix, world_size, found, header, patience_s
-            )
+            self._file, warm = agree_on_start(store, prefix, world_size, found, header, patience_s)
         if self._file is None:
             return
         for key, agreement in self._file.agreements:
             self.book.add(key, agreement)
-        if not self.warm:
+        if not warm:
             self._save()
 
     def add(self, key: GraphKey, agreement: Agreement) -> None:

@@ -61,8 +61,3 @@ class AgreementBook:
         """Remember an agreement; returns the one that stands."""
         with self._lock:
             return self._found.setdefault(key, agreement)
-
-    def items(self) -> tuple[tuple[GraphKey, Agreement], ...]:
-        """All agreements, sorted by key."""
-        with self._lock:
-            return tuple(sorted(self._found.items()))

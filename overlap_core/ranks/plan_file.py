@@ -13,20 +13,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping  # noqa: TC003  cattrs reads the annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cattrs
 from attrs import evolve, frozen
 
+from overlap_core._files import write_in_one_step
+
 from .agreements import Agreement, GraphKey  # noqa: TC001  cattrs reads the annotations
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from .store import KeyValueStore
@@ -99,16 +100,7 @@ def save_plan_file(path: str | os.PathLike[str], file: PlanFile) -> None:
         "header": dict(file.header),
         "file": _converter.unstructure(file),
     }
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            json.dump(data, out)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_in_one_step(path, json.dumps(data))
 
 
 def agree_on_start(
@@ -177,11 +169,7 @@ def _read(
 def with_agreement(file: PlanFile, key: GraphKey, agreement: Agreement) -> PlanFile:
     """The file with one more agreement."""
     found = {**dict(file.agreements), key: agreement}
-    return evolve(file, agreements=tuple(sorted(found.items(), key=_by_key)))
-
-
-def _by_key(item: tuple[GraphKey, Agreement]) -> Any:
-    return item[0]
+    return evolve(file, agreements=tuple(sorted(found.items())))  # keys differ, so they decide
 
 
 def _make_converter() -> cattrs.Converter:

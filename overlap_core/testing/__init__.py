@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from overlap_core.testing.processes import RankFailure, run_ranks
     from overlap_core.testing.recorder import CollectiveRecorder, RecordedCollective
     from overlap_core.testing.simple_fsdp import check_same_state, shard_module, state_digest
+    from overlap_core.testing.torchrun import run_torchrun
     from overlap_core.testing.ulysses import ulysses_attention, visible_ulysses_attention
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "host_with",
     "on_ranks",
     "run_ranks",
+    "run_torchrun",
     "shard_module",
     "state_digest",
     "tensor_spec",
@@ -76,6 +78,7 @@ _MODULES = {
     "host_with": "hosts",
     "on_ranks": "graphs",
     "run_ranks": "processes",
+    "run_torchrun": "torchrun",
     "shard_module": "simple_fsdp",
     "state_digest": "simple_fsdp",
     "tensor_spec": "conformance",

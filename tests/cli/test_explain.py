@@ -9,13 +9,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from overlap_core.cli import main
+from .pinned import plain, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,20 +24,7 @@ DATA = Path(__file__).parents[1] / "report"
 REPORT = DATA / "report-v1.json"
 
 
-def run(*args: str | Path, columns: int = 80, **env: str) -> Result:
-    return CliRunner().invoke(
-        main,
-        ["explain", *map(str, args)],
-        env={"COLUMNS": str(columns), **env},
-        prog_name="overlap-core",
-        terminal_width=columns,
-        catch_exceptions=False,
-    )
-
-
-def plain(output: str) -> str:
-    """Without the spaces that fill lines up."""
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+run = partial(run_command, "explain")
 
 
 @pytest.fixture

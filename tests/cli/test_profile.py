@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from overlap_core.cli import main
+from .pinned import plain, run_command
 
 DATA = Path(__file__).parents[1] / "traces"
 TRACE, REPORT = DATA / "h200-forward.json.gz", DATA / "h200-forward-report.json"
 
 
-def run(*args: str | Path, columns: int = 80, **env: str) -> Result:
-    return CliRunner().invoke(
-        main,
-        ["profile", *map(str, args)],
-        env={"COLUMNS": str(columns), **env},
-        prog_name="overlap-core",
-        terminal_width=columns,
-        catch_exceptions=False,
-    )
-
-
-def plain(output: str) -> str:
-    """Without the spaces that fill lines up."""
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+run = partial(run_command, "profile")
 
 
 @pytest.mark.parametrize(

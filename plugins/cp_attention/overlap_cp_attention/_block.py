@@ -15,7 +15,7 @@ import math
 
 import torch
 
-__all__ = ["accumulation_dtype", "attend", "attend_backward"]
+__all__ = ["accumulation_dtype", "attend", "attend_backward", "fold_heads", "repeat_heads"]
 
 _aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output of the block, shaped as `q`, and the log-sum-exp of its scores."""
-    k, v = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
+    k, v = (repeat_heads(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     if _is_on_cpu(q, k):
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, scale=scale
@@ -58,7 +58,7 @@ def attend_backward(
     `out` and `lse` are those of the whole attention, of which the block is a part.
     """
     kv_heads = k.shape[1]
-    k, v = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
+    k, v = (repeat_heads(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     if _is_on_cpu(q, k):
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, is_causal, scale=scale
@@ -68,21 +68,20 @@ def attend_backward(
     else:
         grads = _plain_backward(grad, q, k, v, out, lse, is_causal, scale)
     grad_q, grad_k, grad_v = grads
-    return grad_q, _fold(grad_k, kv_heads), _fold(grad_v, kv_heads)
+    return grad_q, fold_heads(grad_k, kv_heads, 1), fold_heads(grad_v, kv_heads, 1)
 
 
-def _repeat(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Give each query head its key or value head."""
-    times = heads // x.shape[1]
-    return x if times == 1 else x.repeat_interleave(times, dim=1)
+def repeat_heads(x: torch.Tensor, times: int, dim: int) -> torch.Tensor:
+    """Each key or value head so many times; `dim` is that of the heads."""
+    return x if times == 1 else x.repeat_interleave(times, dim=dim)
 
 
-def _fold(grad: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Sum gradients over the query heads that share a key or value head."""
-    if grad.shape[1] == kv_heads:
+def fold_heads(grad: torch.Tensor, kv_heads: int, dim: int) -> torch.Tensor:
+    """Sum gradients over the repeats of each head: the adjoint of `repeat_heads`."""
+    if grad.shape[dim] == kv_heads:
         return grad
-    shared: torch.Tensor = grad.unflatten(1, (kv_heads, -1))
-    return shared.sum(2, dtype=accumulation_dtype(grad.dtype)).to(grad.dtype)
+    repeats: torch.Tensor = grad.unflatten(dim, (kv_heads, -1))
+    return repeats.sum(dim + 1, dtype=accumulation_dtype(grad.dtype)).to(grad.dtype)
 
 
 def _is_on_cpu(q: torch.Tensor, k: torch.Tensor) -> bool:

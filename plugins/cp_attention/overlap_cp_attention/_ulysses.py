@@ -15,7 +15,7 @@ from overlap_core import register_custom_op
 from overlap_core.errors import ConfigError
 
 from ._autograd import connect
-from ._block import accumulation_dtype, attend, attend_backward
+from ._block import accumulation_dtype, attend, attend_backward, fold_heads, repeat_heads
 from ._checks import check_arguments
 from ._names import ULYSSES, ULYSSES_BACKWARD
 from ._replay import backward_inputs, forward_inputs
@@ -83,7 +83,7 @@ def ulysses_backward(
     grad_all, q_all, k_all, v_all, out_all = _to_heads(tensors, cp_split_sizes, group)
     grads = attend_backward(grad_all, q_all, k_all, v_all, out_all, lse, is_causal, scale)
     grad_q, grad_k, grad_v = _to_sequence(grads, q.shape[1], cp_split_sizes, group)
-    return grad_q, _unshare(grad_k, kv_heads), _unshare(grad_v, kv_heads)
+    return grad_q, fold_heads(grad_k, kv_heads, 2), fold_heads(grad_v, kv_heads, 2)
 
 
 connect(ulysses, ulysses_backward)
@@ -100,15 +100,7 @@ def _check_heads(op: str, q: torch.Tensor, splits: Sequence[int]) -> None:
 def _share(x: torch.Tensor, ranks: int) -> torch.Tensor:
     """Repeat key or value heads until they divide by the group size."""
     times = ranks // math.gcd(x.shape[2], ranks)
-    return x if times == 1 else x.repeat_interleave(times, dim=2)
-
-
-def _unshare(grad: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Sum gradients over the repeats of each head."""
-    if grad.shape[2] == kv_heads:
-        return grad
-    repeats: torch.Tensor = grad.unflatten(2, (kv_heads, -1))
-    return repeats.sum(3, dtype=accumulation_dtype(grad.dtype)).to(grad.dtype)
+    return repeat_heads(x, times, 2)
 
 
 def _to_heads(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import overlap_core as oc
 from overlap_core.costs import CostRequest
 from overlap_core.errors import ConfigError
 from overlap_core.host import PluginHost
+from overlap_core.testing import run_torchrun
 
 HOOKS = (
     "overlap_adjust_plan",
@@ -242,22 +242,3 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert status == 0, errors
     # Forward and backward on two ranks, whose lines may run into each other.
     assert output.count("identical") == 4, output
-
-
-def run_torchrun(script: Path) -> tuple[int, str, str]:
-    """Run a script on two ranks; asked to end, torchrun ends its ranks, killed it leaves them."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "--nproc-per-node=2", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    try:
-        output, errors = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, errors = process.communicate(timeout=60)
-        pytest.fail(f"torchrun did not end in time\n{output}\n{errors}")
-    return process.returncode, output, errors

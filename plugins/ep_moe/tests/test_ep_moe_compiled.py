@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
 from overlap_core.inductor import clear_records
-from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
+from overlap_core.testing import CollectiveRecorder, run_ranks, run_torchrun, shard_module
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -252,33 +249,11 @@ def test_the_readme_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
-    status, output = run_torchrun(script)
-    if status and re.search(r"exitcode +: -(6|11)", output):
+    cold = cold_start(Path(tempfile.mkdtemp(dir=tmp_path)))
+    status, output, errors = run_torchrun(script, env=cold)
+    if status and re.search(r"exitcode +: -(6|11)", errors):
         # gloo's memory fault, see `run_ranks`.
-        status, output = run_torchrun(script)
-    assert status == 0, output
+        cold = cold_start(Path(tempfile.mkdtemp(dir=tmp_path)))
+        status, output, errors = run_torchrun(script, env=cold)
+    assert status == 0, errors
     assert output.count("mode slot") == 2, output
-
-
-def run_torchrun(script: Path) -> tuple[int, str]:
-    """Exit status and what two ranks said; torchrun ends its ranks when it is asked to end."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    process = subprocess.Popen(
-        [sys.executable, *launcher, "--nproc-per-node=2", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            **cold_start(Path(tempfile.mkdtemp(dir=script.parent))),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-    )
-    try:
-        output, _ = process.communicate(timeout=200)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, _ = process.communicate(timeout=60)
-        pytest.fail(f"torchrun did not end in time\n{output}")
-    return process.returncode, output
