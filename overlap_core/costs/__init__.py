@@ -5,6 +5,7 @@ from __future__ import annotations
 from .dtypes import dtype_bytes
 from .files import TableHeader, load_table, save_table
 from .keys import key_from_json, key_to_json, request_digest
+from .machine import Machine
 from .table import FREE, apply_measurements, cost_request, resolve_costs
 from .types import Cost, CostRequest, CostSource, Dim
 
@@ -14,6 +15,7 @@ __all__ = [
     "CostRequest",
     "CostSource",
     "Dim",
+    "Machine",
     "TableHeader",
     "apply_measurements",
     "cost_request",
