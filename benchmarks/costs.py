@@ -169,8 +169,8 @@ def main() -> int:
         subprocess.run(command, check=False)  # 1: an output differs, which is not the question
         pairs = [
             (
-                options.out / f"trace.program.{tokens}.json.gz",
-                options.out / "dump" / f"ours.{tokens}.rank0.0.costs.json",
+                options.out / f"trace.video.program.{tokens}.json.gz",
+                options.out / "dump" / f"video.ours.{tokens}.rank0.0.costs.json",
             )
             for tokens in options.tokens.split(",")
         ]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, field, frozen
 
 from overlap_core import OverlapConfig, hookimpl
-from overlap_core.pipeline import prepare
 from overlap_core.simulation import simulate_views
 from overlap_core.testing import host_with
 from overlap_core.testing._recipes import (
@@ -29,6 +28,7 @@ from overlap_core.testing._recipes import (
     Wait,
     build_graph,
 )
+from overlap_core.views import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

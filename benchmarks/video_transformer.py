@@ -5,12 +5,15 @@ goes to text tokens; a time embedding and a table give shift, scale and gate. Si
 those of Wan 2.2 5B. 18 parameters a block, so 108 weight gathers with 6 blocks. Rotary embeddings,
 patch embedding and the output head are left out: they add no weight worth a gather.
 
+Inference takes the attention of `overlap_core.testing`, training that of the plugin
+`overlap-cp-attention`, whose backward doesn't write the scores to memory.
+
 Source: the block is that of Wan 2.x (Apache-2.0) as published; the code is our own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -21,12 +24,16 @@ from torch.nn import functional as F
 
 from overlap_core.testing.ulysses import ulysses_attention
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
     "Block",
     "VideoConfig",
     "VideoTransformer",
     "detach_shards",
     "example_inputs",
+    "fill",
     "resident_bytes",
 ]
 
@@ -39,6 +46,7 @@ class VideoConfig:
         wan_table: keep the modulation table as `(1, 6, dim)`, as Wan does. Over more than one rank
             its shard is empty on all ranks but the first, so the ranks' graphs differ in compute.
             False: `(6 * dim,)`, which shards evenly, so that all ranks compile the same graph.
+        trains: parameters require gradients, and attention has a backward.
     """
 
     tokens: int
@@ -50,11 +58,12 @@ class VideoConfig:
     batch: int = 1
     dtype: torch.dtype = torch.bfloat16
     wan_table: bool = False
+    trains: bool = False
     seed: int = 0
 
 
 class VideoTransformer(nn.Module):
-    """`(x, text, time)` to the shape of `x`. Forward only: parameters don't require gradients.
+    """`(x, text, time)` to the shape of `x`.
 
     Args:
         config: the sizes.
@@ -68,8 +77,8 @@ class VideoTransformer(nn.Module):
         with torch.device("meta"):
             self.blocks = nn.ModuleList(Block(config, group) for _ in range(config.n_blocks))
         self.to_empty(device=device)
-        self.requires_grad_(False)
-        _fill(self, config.seed, device)
+        self.requires_grad_(config.trains)
+        fill(self, config.seed, device)
 
     def forward(self, x: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """Run all blocks.
@@ -150,13 +159,26 @@ class SelfAttention(_Attention):
         super().__init__(config)
         self.splits = [config.tokens] * dist.get_world_size(group)
         self.group_name = group.group_name
+        self.attend = _differentiable_attention() if config.trains else ulysses_attention
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`(batch, tokens, dim)` to the same shape."""
         q, k, v = self._heads(x, x)
-        y = ulysses_attention(q, k, v, self.splits, self.group_name)
+        y = self.attend(q, k, v, self.splits, self.group_name)
         out: torch.Tensor = self.out(y.flatten(2))
         return out
+
+
+def _differentiable_attention() -> Callable[..., torch.Tensor]:
+    """The plugin's attention, with the arguments of `ulysses_attention` of `overlap_core`."""
+    from overlap_cp_attention import ulysses_attention as attention
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, splits: list[int], group: str
+    ) -> torch.Tensor:
+        return attention(q, k, v, group=group, cp_split_sizes=splits)
+
+    return attend
 
 
 class CrossAttention(_Attention):
@@ -170,7 +192,8 @@ class CrossAttention(_Attention):
         return out
 
 
-def _fill(model: nn.Module, seed: int, device: torch.device) -> None:
+@torch.no_grad()
+def fill(model: nn.Module, seed: int, device: torch.device) -> None:
     """Random values, made on the device; activations keep their order of magnitude in bf16."""
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -200,6 +223,7 @@ def example_inputs(
     )
 
 
+@torch.no_grad()
 def detach_shards(model: nn.Module) -> None:
     """Give each shard memory of its own, so that the full parameters it was cut from are freed."""
     for module in model.modules():
@@ -217,7 +241,7 @@ def detach_shards(model: nn.Module) -> None:
                     shape=parameter.shape,
                     stride=parameter.stride(),
                 )
-                parameters[name] = nn.Parameter(copy, requires_grad=False)
+                parameters[name] = nn.Parameter(copy, requires_grad=parameter.requires_grad)
 
 
 def resident_bytes(model: nn.Module) -> int:

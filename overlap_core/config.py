@@ -63,6 +63,15 @@ def _is_path(instance: object, attribute: Attribute[Any], value: object) -> None
         raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a path as text")
 
 
+def _is_coalescing(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value in ("auto", "off"):
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"OverlapConfig(coalesce={value!r}): expected 'auto', 'off' or a number of bytes"
+        )
+
+
 def _names(value: object) -> object:
     """Accept any list of names; order and repetition mean nothing, so drop them."""
     if isinstance(value, str):
@@ -89,12 +98,18 @@ class OverlapConfig:
     """Name of the ladder that `overlap_choose_mode` implementations answer to."""
     disable_plugins: tuple[str, ...] = field(default=(), converter=_names)
     """Names of plugins to leave out, beside those in `OVERLAP_CORE_DISABLE_PLUGINS`."""
-    contention: float = field(default=1.5, validator=_at_least(1))
-    """A gather beside compute takes this many times its time alone."""
+    contention: float | None = field(default=None, validator=_at_least(1))
+    """A gather beside compute takes this many times its time alone; None: as measured on GPUs
+    while compiling, 1.5 elsewhere."""
     slack_ns: int = field(default=50_000, validator=_at_least(0))
     """Extra nanoseconds between the predicted end of a gather and its wait."""
     max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
-    """Most bytes of gathered weights between launch and wait on one rank; None: no bound."""
+    """Most bytes of gathered weights between launch and wait on one rank; None: twice the largest
+    region."""
+    coalesce: str | int = field(default="auto", validator=_is_coalescing)
+    """Gathers of a region, of one group and dtype, become one call. `auto`: regions of a size
+    that pays by measured costs, none where the host costs nothing; a number: regions of so many
+    bytes; `off`: each gather is a call of its own."""
     costs: str = field(default="measured", validator=_is_one_of("measured", "analytical"))
     """`measured` times each kind of op once while compiling; `analytical` never times anything."""
     cost_table_path: str | None = field(default=None, validator=_is_path)

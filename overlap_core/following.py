@@ -8,17 +8,25 @@ from attrs import evolve
 
 from .errors import DivergenceError, IllegalOrderError
 from .graph import restore_order
-from .pipeline import find_violation, propose_plan, reordered
-from .placement import Plan, follow_slots, rebuild_order, stand_still
+from .placement import (
+    Plan,
+    TimelineModel,
+    cut_illegal,
+    follow_slots,
+    rebuild_order,
+    stand_still,
+)
 from .ranks import Agreement, Mode, ModeDecision
 from .skeleton import arrange, captured_order, structure_digest
 from .verdicts import describe_outcome
+from .views import coalesced, find_violation, propose_plan, reordered
 
 if TYPE_CHECKING:
     from .graph import OverlapGraph
     from .outcome import RankOutcome
-    from .pipeline import RankView
+    from .placement import Frame
     from .skeleton import Skeleton
+    from .views import RankView
 
 __all__ = ["agreement_of", "follow", "structure_of"]
 
@@ -37,16 +45,20 @@ def structure_of(graph: OverlapGraph, skeleton: Skeleton) -> str:
 def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
     """What an outcome means for later graphs of the same structure."""
     sequence: list[int] = []
+    calls: list[list[int]] = []
     if view.skeleton is not None:
         names = [entry.node for entry in view.skeleton.entries]
         place = {names[o]: i for i, o in enumerate(_canonical(view.graph, view.skeleton))}
         issued = set(names)
         sequence = [place[name] for name in outcome.order if name in issued]
+        nodes = view.graph.nodes
+        calls = [[place[nodes[p].name] for p in call.launches] for call in outcome.coalesced]
     return Agreement(
         mode=outcome.mode,
         why=outcome.why,
         scope=outcome.scope,
         sequence=sequence,
+        calls=calls,
         lasting=outcome.committed or outcome.lasting,
     )
 
@@ -69,7 +81,7 @@ def follow(view: RankView, agreement: Agreement) -> RankOutcome:
     order = program = tuple(range(len(view.graph.nodes)))
     plan, notes = Plan(), [_ALONE]
     try:
-        plan, order = _order(view, agreement)
+        view, plan, order = _order(view, agreement)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         if agreement.mode is not Mode.ABORT and not _is_program_order(view, agreement):
@@ -113,39 +125,77 @@ def _wanted(view: RankView, agreement: Agreement) -> tuple[int, ...]:
 
 def _is_program_order(view: RankView, agreement: Agreement) -> bool:
     """Whether the agreed sequence is that of this graph's program order."""
+    if agreement.calls:
+        return False
     if view.skeleton is None:
         return list(agreement.sequence) == sorted(agreement.sequence)
     wanted = _wanted(view, agreement)
     return wanted == tuple(range(len(wanted)))
 
 
-def _order(view: RankView, agreement: Agreement) -> tuple[Plan, tuple[int, ...]]:
-    """This graph in the agreed sequence: where its gathers are, and the order of positions."""
+def _order(view: RankView, agreement: Agreement) -> tuple[RankView, Plan, tuple[int, ...]]:
+    """This graph in the agreed sequence: its calls, where they are, and the order of positions."""
     wanted = _wanted(view, agreement)
     program = tuple(range(len(view.graph.nodes)))
     assert view.skeleton is not None
+    positions = view.skeleton.positions
+    canonical = _canonical(view.graph, view.skeleton)
+    calls = [[canonical[place] for place in call] for call in agreement.calls]
     moving = {entry.ordinal for entry in view.skeleton.entries if entry.weight_gather}
     fixed = [ordinal for ordinal in wanted if ordinal not in moving]
-    if fixed == sorted(fixed) and _ascends(wanted, moving):
+    if fixed == sorted(fixed) and _ascends(wanted, moving, calls):
         if agreement.mode is Mode.ABORT:
             if wanted != tuple(range(len(wanted))):
                 raise IllegalOrderError("nothing was agreed that would move gathers")
-            return Plan(), program
-        return _place(view, wanted, pinned=agreement.mode is Mode.PINNED)
+            return view, Plan(), program
+        view = _with_calls(view, [[positions[o] for o in call] for call in calls])
+        return (view, *_place(view, wanted, pinned=agreement.mode is Mode.PINNED))
     # Inductor has ordered this graph's communication otherwise than the earlier one's.
-    positions = view.skeleton.positions
     restored = restore_order(view.graph.predecessors, [positions[o] for o in wanted])
     if restored is None:
         raise IllegalOrderError("its dependencies contradict the agreed sequence")
-    _, order = _place(reordered(view, restored), tuple(range(len(wanted))), pinned=True)
+    place = {position: spot for spot, position in enumerate(restored)}
+    anew = _with_calls(
+        reordered(view, restored), [[place[positions[o]] for o in call] for call in calls]
+    )
+    _, order = _place(anew, tuple(range(len(wanted))), pinned=True)
     order = tuple(restored[position] for position in order)
+    assert view.skeleton is not None
+    came = tuple(
+        evolve(call, launches=tuple(restored[p] for p in call.launches)) for call in anew.calls
+    )
+    model = TimelineModel(view.graph, view.skeleton, view.costs, view.machine, came)
+    view = evolve(view, calls=came, model=model)
     assert view.frame is not None
-    return stand_still(view.graph, view.frame), order
+    return view, stand_still(view.graph, view.frame), order
 
 
-def _ascends(wanted: tuple[int, ...], moving: set[int]) -> bool:
-    gathers = [ordinal for ordinal in wanted if ordinal in moving]
-    return gathers == sorted(gathers)
+def _with_calls(view: RankView, calls: list[list[int]]) -> RankView:
+    """The view with launches, given by position, as the coalesced calls that were agreed on."""
+    if not calls:
+        return view
+    assert view.skeleton is not None
+    assert view.frame is not None
+    number = {group.launch: i for i, group in enumerate(view.skeleton.gathers)}
+    labels = list(range(len(number)))
+    for call in calls:
+        if not number.keys() >= set(call):
+            raise IllegalOrderError("a coalesced call holds a node that is no weight gather here")
+        members = [number[launch] for launch in call]
+        if any(view.graph.nodes[launch].name in view.keep_alone for launch in call):
+            raise IllegalOrderError("a gather cannot be coalesced here")
+        for member in members:
+            labels[member] = min(members)
+    if cut_illegal(labels, view.frame, ()) != tuple(labels):
+        raise IllegalOrderError("gathers that were coalesced cannot be launched together here")
+    return coalesced(view, labels)
+
+
+def _ascends(wanted: tuple[int, ...], moving: set[int], calls: list[list[int]]) -> bool:
+    """Whether gathers come in program order, those of a call where its first one is."""
+    later = {ordinal for call in calls for ordinal in call[1:]}
+    gathers = [ordinal for ordinal in wanted if ordinal in moving and ordinal not in later]
+    return gathers == sorted(gathers) and all(call == sorted(call) for call in calls)
 
 
 def _place(
@@ -157,7 +207,7 @@ def _place(
         raise IllegalOrderError(view.fault or "the graph has no skeleton")
     plan = propose_plan(view, pinned=pinned)
     if not pinned:
-        plan = follow_slots(plan, frame, _slots(skeleton, wanted))
+        plan = follow_slots(plan, frame, _slots(skeleton, frame, wanted))
     order = rebuild_order(frame, tuple(placement.boundary for placement in plan.placements))
     if problem := find_violation(view.graph, order):
         raise IllegalOrderError(f"the agreed order has {problem}")
@@ -167,14 +217,14 @@ def _place(
     return plan, order
 
 
-def _slots(skeleton: Skeleton, wanted: tuple[int, ...]) -> list[int]:
-    """For each gather, in program order, how many fixed entries the sequence has before it."""
+def _slots(skeleton: Skeleton, frame: Frame, wanted: tuple[int, ...]) -> list[int]:
+    """For each gather of the frame how many fixed entries the sequence has before it."""
     moving = {entry.ordinal for entry in skeleton.entries if entry.weight_gather}
     slots: dict[int, int] = {}
     passed = 0
     for ordinal in wanted:
         if ordinal in moving:
-            slots[ordinal] = passed
+            slots[skeleton.positions[ordinal]] = passed
         else:
             passed += 1
-    return [slots[ordinal] for ordinal in sorted(slots)]
+    return [slots[group.launch] for group in frame.gathers]

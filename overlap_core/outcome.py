@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from .costs import IDEAL
+
 if TYPE_CHECKING:
-    from .costs import Cost, CostRequest
+    from .costs import Cost, CostRequest, Machine
     from .graph import OverlapGraph
+    from .placement import Coalesced
     from .ranks.votes import Mode, Vote
     from .skeleton import SkeletonEntry
 
@@ -30,6 +33,8 @@ class GatherOutcome:
     why: str
     exposed_ns_before: int
     exposed_ns_after: int
+    call: int | None = None
+    """Which coalesced call it is part of, counted from 0; None: it is a call of its own."""
 
     @property
     def hoisted(self) -> bool:
@@ -66,6 +71,9 @@ class RankOutcome:
     requests: tuple[CostRequest | None, ...] = field(default=(), repr=False)
     """The structural keys of `costs`; empty if only the graph was known."""
     notes: tuple[str, ...] = ()
+    machine: Machine = IDEAL
+    coalesced: tuple[Coalesced, ...] = ()
+    """The coalesced calls of the final order, by position in program order."""
 
     @property
     def positions(self) -> tuple[int, ...]:

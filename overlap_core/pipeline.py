@@ -12,21 +12,12 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from .costs import apply_measurements, resolve_costs
+from .coalescing import choose_labels, decode_labels, encode_labels
+from .costs import apply_measurements
 from .errors import DeadlineError
-from .graph import first_violation
-from .placement import (
-    Plan,
-    TimelineModel,
-    align,
-    build_frame,
-    propose,
-    rebuild_order,
-    settle,
-    stand_still,
-)
+from .placement import Plan, TimelineModel, alone, rebuild_order, settle, stand_still
 from .ranks import (
     Commitment,
     CommonOrder,
@@ -36,164 +27,38 @@ from .ranks import (
     Proposal,
     Vote,
     agree_on_costs,
+    agree_on_machine,
     decode_each,
     decode_votes,
     encode_vote,
     reconcile,
     share_distinct,
 )
-from .registry import registry_digest
-from .skeleton import (
-    NO_COMMUNICATION,
-    build_skeleton,
-    captured_order,
-    fingerprint,
-    order_digest,
-    skeleton_digest,
-)
 from .verdicts import describe_outcome
+from .views import (
+    RankView,
+    coalesced,
+    describe_error,
+    find_violation,
+    prepare,
+    propose_plan,
+    reordered,
+    with_costs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .config import OverlapConfig
-    from .costs import Cost, CostRequest
-    from .graph import OverlapGraph
-    from .host import PluginHost
     from .outcome import RankOutcome
-    from .placement import Frame
     from .ranks import Measurer
     from .ranks.negotiation import Protocol
-    from .skeleton import Skeleton
 
-__all__ = ["RankView", "find_violation", "negotiate", "prepare", "propose_plan", "reordered"]
+__all__ = ["RankView", "negotiate", "prepare"]
 
 logger = logging.getLogger(__name__)
 
-_NO_FAULT = ""
 _KEEP, _LATE = b"keep ", b"late "
 """Program order, decided from what all ranks said, or because one could not say it."""
-_LONGEST_WHY = 1000
-"""Characters of an error that travel to the other ranks."""
-
-
-@frozen(kw_only=True)
-class RankView:
-    """What one rank knows before it talks to others. `fault` says why it cannot take part."""
-
-    graph: OverlapGraph
-    config: OverlapConfig
-    host: PluginHost
-    vote: Vote
-    fault: str = _NO_FAULT
-    skeleton: Skeleton | None = None
-    costs: tuple[Cost, ...] = ()
-    requests: tuple[CostRequest | None, ...] = ()
-    frame: Frame | None = None
-    model: TimelineModel | None = None
-
-
-def prepare(
-    graph: OverlapGraph,
-    config: OverlapConfig,
-    host: PluginHost,
-    requests: Sequence[CostRequest | None] | None = None,
-    fault: str = _NO_FAULT,
-) -> RankView:
-    """Classify, fingerprint and cost one rank's graph. Never raises: a failure becomes `fault`.
-
-    Args:
-        graph: this rank's nodes.
-        config, host: as on all ranks; both are part of the vote.
-        requests: structural keys of the nodes' costs, if somebody knows more than the graph.
-        fault: what went wrong before, if anything did.
-    """
-    names = host.plugin_names()
-    digest = registry_digest()
-    if digest:
-        names = (*names, f"registered ops {digest[:8]}")
-    vote = Vote(
-        rank=graph.rank,
-        can=not fault,
-        why=fault,
-        config=config.digest(),
-        plugins=hashlib.sha256(f"{host.digest()}\0{digest}".encode()).hexdigest(),
-        plugin_names=names,
-    )
-    view = RankView(graph=graph, config=config, host=host, vote=vote, fault=fault)
-    if fault:
-        return view
-    try:
-        skeleton, costs = host.bounded(
-            lambda: (
-                build_skeleton(graph, host.classify),
-                resolve_costs(graph, host.measure_cost, requests),
-            )
-        )
-        return evolve(
-            view,
-            skeleton=skeleton,
-            costs=costs,
-            requests=() if requests is None else tuple(requests),
-            frame=build_frame(graph, skeleton),
-            model=TimelineModel(graph, skeleton, costs),
-            vote=evolve(
-                vote,
-                fingerprint=fingerprint(graph),
-                skeleton=skeleton_digest(skeleton.entries),
-                order=order_digest(captured_order(graph, skeleton)),
-                entries=len(skeleton.entries),
-                weight_gathers=len(skeleton.gathers),
-            ),
-        )
-    except Exception as error:
-        why = _describe(error)
-        return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
-
-
-def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
-    """The view as if program order had been `order`, a legal order of its positions."""
-    assert view.skeleton is not None
-    graph = evolve(view.graph, nodes=tuple(view.graph.nodes[p] for p in order))
-    known = {view.graph.nodes[p].name: c for p, c in view.skeleton.communication.items()}
-    skeleton = build_skeleton(graph, lambda node: known.get(node.name, NO_COMMUNICATION))
-    costs = tuple(view.costs[p] for p in order)
-    return evolve(
-        view,
-        graph=graph,
-        skeleton=skeleton,
-        costs=costs,
-        requests=tuple(view.requests[p] for p in order) if view.requests else (),
-        frame=build_frame(graph, skeleton),
-        model=TimelineModel(graph, skeleton, costs),
-        vote=evolve(
-            view.vote,
-            fingerprint=fingerprint(graph),
-            skeleton=skeleton_digest(skeleton.entries),
-            order=order_digest(captured_order(graph, skeleton)),
-        ),
-    )
-
-
-def propose_plan(view: RankView, *, pinned: bool) -> Plan:
-    """Where this rank would launch each gather, after every policy had its say.
-
-    Raises:
-        PluginError: from a policy.
-    """
-    assert view.skeleton is not None
-    assert view.frame is not None
-    plan = propose(view.graph, view.skeleton, view.frame, view.costs, view.config, pinned=pinned)
-    return align(view.host.adjust_plan(plan, view.graph), view.frame)
-
-
-def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:
-    """The first two nodes that an order has the wrong way round, in words; "" if it is legal."""
-    violation = first_violation(graph.predecessors, order)
-    if violation is None:
-        return ""
-    early, late = (graph.nodes[position].name for position in violation)
-    return f"{late!r} before {early!r}"
 
 
 def negotiate(
@@ -228,7 +93,10 @@ class _Side:
     ) -> None:
         self.view = view
         """In terms of the restored order, once ranks agreed on one; `came` never is."""
-        self.came = view
+        self.came = self.single = view
+        self.joined: RankView | None = None
+        """With coalesced calls, if ranks agreed on any."""
+        self.labels: tuple[int, ...] = ()
         self.common: CommonOrder | None = None
         self.measurer = measurer
         self.scope = scope
@@ -254,9 +122,11 @@ class _Side:
         try:
             self.decision = self.view.host.choose_mode(self.votes)
         except Exception as error:
-            fault = _describe(error)
+            fault = describe_error(error)
         if self.decision.mode is Mode.PINNED and difference:
             self.decision = evolve(self.decision, why=f"{self.decision.why}; {difference}")
+        if not self.failed:
+            yield from self.coalesce()
         for attempt in ("first", "pinned"):
             agreed = yield from self.attempt(attempt, fault)
             if agreed:
@@ -269,22 +139,43 @@ class _Side:
             )
         return self.give_up(self.decision.why)
 
-    def measure(self) -> Protocol[None]:
-        """Replace estimated costs by measured ones, if the votes leave anything to move."""
+    def alike(self) -> bool:
+        """Whether the votes leave anything to move and anything to agree on; equal on all ranks."""
         first = self.votes[0]
-        alike = all(
+        return bool(first.weight_gathers) and all(
             (v.config, v.plugins, v.weight_gathers)
             == (first.config, first.plugins, first.weight_gathers)
             for v in self.votes
         )
+
+    def measure(self) -> Protocol[None]:
+        """Replace estimated costs by measured ones, if the votes leave anything to move."""
+        if self.measurer is None or not self.alike():
+            return
         view = self.view
-        if self.measurer is None or not alike or not first.weight_gathers:
+        table = yield from agree_on_costs(self.measurer, self.index)
+        machine = yield from agree_on_machine(self.measurer, self.index)
+        self.view = with_costs(view, apply_measurements(view.costs, view.requests, table), machine)
+
+    def coalesce(self) -> Protocol[None]:
+        """Agree on which gathers become one call; ranks that share no skeleton coalesce nothing.
+
+        Whether the step takes place depends on what all ranks know alike, not on the mode.
+        """
+        view = self.view
+        wish = view.config.coalesce
+        if wish == "off" or (wish == "auto" and self.measurer is None) or not self.alike():
             return
         assert view.skeleton is not None
-        table = yield from agree_on_costs(self.measurer, self.index)
-        costs = apply_measurements(view.costs, view.requests, table)
-        model = TimelineModel(view.graph, view.skeleton, costs)
-        self.view = evolve(view, costs=costs, model=model)
+        labels, region_bytes = alone(len(view.skeleton.gathers)), 0
+        try:
+            labels, region_bytes = choose_labels(view)
+        except Exception as error:
+            logger.warning("gathers are not coalesced: %s", describe_error(error))
+        payloads = yield from share_distinct("coalesce", encode_labels(labels), self.index)
+        self.labels = decode_labels(payloads, len(labels))
+        if self.labels != alone(len(labels)):
+            self.single, self.joined = view, coalesced(view, self.labels, region_bytes)
 
     def compare_skeletons(self) -> Protocol[str]:
         """Give compatible skeletons one digest in the votes; else say where they differ.
@@ -313,7 +204,9 @@ class _Side:
         try:
             return reordered(self.view, order).vote.fingerprint
         except Exception as error:
-            logger.warning("an order of communication cannot be restored: %s", _describe(error))
+            logger.warning(
+                "an order of communication cannot be restored: %s", describe_error(error)
+            )
             return ""
 
     def give_up(self, why: str) -> bytes:
@@ -329,13 +222,15 @@ class _Side:
     def attempt(self, name: str, fault: str) -> Protocol[bool]:
         """Propose, reconcile, rebuild, verify. Whether all ranks are ready to commit."""
         mode, self.offer = self.decision.mode, b""
+        if self.joined is not None:
+            self.view = self.joined if mode in (Mode.IDENTICAL, Mode.SLOT) else self.single
         proposal = Proposal(mode=str(mode), can=not fault, why=fault)
         if not fault and mode is not Mode.ABORT:
             try:
                 self.plan = propose_plan(self.view, pinned=mode is Mode.PINNED)
                 proposal = evolve(proposal, units=self.units(mode))
             except Exception as error:
-                proposal = evolve(proposal, can=False, why=_describe(error))
+                proposal = evolve(proposal, can=False, why=describe_error(error))
         step = f"proposal/{name}"
         payloads = yield from share_distinct(step, proposal.encode(), self.index)
         proposals = decode_each(payloads, Proposal.decode)
@@ -390,19 +285,27 @@ class _Side:
             self.order = rebuild_order(view.frame, boundaries)
             if problem := find_violation(view.graph, self.order):
                 return Commitment(ok=False, why=f"the new order has {problem}")
-            launches = [group.launch for group in view.skeleton.gathers]
-            before = view.model.program_order.gathers_exposed_ns(launches)
-            after = view.model.run(self.order).gathers_exposed_ns(launches)
             plan = self.plan_digest(mode, agreed)
-            if after > before:
-                return Commitment(
-                    ok=False,
-                    slower=True,
-                    why=f"{after - before} ns more would be exposed than in program order",
-                )
+            if slower := self.how_much_slower():
+                return Commitment(ok=False, slower=True, why=slower)
             return Commitment(ok=True, plan=plan)
         except Exception as error:
-            return Commitment(ok=False, why=_describe(error))
+            return Commitment(ok=False, why=describe_error(error))
+
+    def how_much_slower(self) -> str:
+        """In words; "" if the new order is predicted to be no slower than program order."""
+        view = self.view
+        assert view.skeleton is not None
+        assert view.model is not None
+        before, after = view.model.program_order, view.model.run(self.order)
+        if view.calls:
+            # A call is exposed as a whole where its first gather alone would not be, and saves
+            # the host's time elsewhere: only the whole step can be compared.
+            longer = after.total_ns - before.total_ns
+            return f"the step would take {longer} ns longer than in program order" * (longer > 0)
+        launches = [group.launch for group in view.skeleton.gathers]
+        more = after.gathers_exposed_ns(launches) - before.gathers_exposed_ns(launches)
+        return f"{more} ns more would be exposed than in program order" * (more > 0)
 
     def plan_digest(self, mode: Mode, agreed: tuple[int, ...]) -> str:
         """Digest of what must be equal on all ranks that commit."""
@@ -411,7 +314,8 @@ class _Side:
         assert self.view.skeleton is not None
         place = {p: i for i, p in enumerate(self.view.skeleton.positions)}
         sequence = [place[p] for p in self.order if p in place]
-        text = json.dumps([str(mode), agreed, sequence])
+        calls = [[place[launch] for launch in call.launches] for call in self.view.calls]
+        text = json.dumps([str(mode), agreed, sequence, calls])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def refusal(self, answers: Sequence[tuple[bool, str]]) -> str:
@@ -452,6 +356,8 @@ class _Side:
         lasting = not verdict.startswith(_LATE)
         try:
             view, plan = self.view_as_it_came()
+            if not committed or restored:
+                view = evolve(view, calls=())
             if restored and view.frame is not None:
                 plan = stand_still(view.graph, view.frame)
         except Exception:
@@ -467,15 +373,12 @@ class _Side:
         if not base:
             return self.view, self.plan
         assert came.skeleton is not None
-        by_position = dict(zip(base, self.view.costs, strict=True))
+        view = self.view
+        by_position = dict(zip(base, view.costs, strict=True))
         costs = tuple(by_position[position] for position in range(len(base)))
-        model = TimelineModel(came.graph, came.skeleton, costs)
-        placed = {placement.gather: placement for placement in self.plan.placements}
-        names = [came.graph.nodes[group.launch].name for group in came.skeleton.gathers]
-        plan = Plan(placements=tuple(placed[name] for name in names if name in placed))
-        return evolve(came, costs=costs, model=model), plan
-
-
-def _describe(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 3]}..."
+        calls = tuple(
+            evolve(call, launches=tuple(base[launch] for launch in call.launches))
+            for call in view.calls
+        )
+        model = TimelineModel(came.graph, came.skeleton, costs, view.machine, calls)
+        return evolve(came, costs=costs, machine=view.machine, model=model, calls=calls), self.plan

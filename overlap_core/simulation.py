@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from .config import OverlapConfig
 from .errors import GraphFormatError
 from .host import PluginHost
-from .pipeline import negotiate, prepare
+from .pipeline import negotiate
 from .ranks import connected_scopes, run_in_memory
+from .views import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .graph import OverlapGraph
     from .outcome import RankOutcome
-    from .pipeline import RankView
+    from .views import RankView
 
 __all__ = ["group_ranks", "reach", "simulate", "simulate_views"]
 

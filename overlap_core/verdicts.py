@@ -11,9 +11,9 @@ from .ranks import Mode
 
 if TYPE_CHECKING:
     from .graph import LaunchGroup
-    from .pipeline import RankView
-    from .placement import GatherPlacement, Plan
+    from .placement import Coalesced, GatherPlacement, Plan
     from .ranks import ModeDecision, Vote
+    from .views import RankView
 
 __all__ = ["describe_gathers", "describe_outcome"]
 
@@ -80,12 +80,17 @@ def describe_gathers(
         for position in order:
             slots[position] = passed
             passed += position in fixed
-        for ordinal, group in enumerate(skeleton.gathers):
+        placed = _placements(plan) if committed else {}
+        calls = {p: number for number, call in enumerate(view.calls) for p in call.launches}
+        for group in skeleton.gathers:
+            number = calls.get(group.launch)
+            call = None if number is None else view.calls[number]
             verdict, why = _judge(
                 view,
                 group,
+                call,
                 decision,
-                plan.placements[ordinal] if committed else None,
+                placed.get(graph.nodes[group.launch].name),
                 place,
                 after.exposed_ns.get(group.launch, 0),
             )
@@ -96,9 +101,10 @@ def describe_gathers(
                     target=place[group.launch],
                     slot=slots[group.launch],
                     verdict=str(verdict),
-                    why=why,
+                    why=why + _company(call),
                     exposed_ns_before=before.exposed_ns.get(group.launch, 0),
                     exposed_ns_after=after.exposed_ns.get(group.launch, 0),
+                    call=number,
                 )
             )
     return RankOutcome(
@@ -119,7 +125,18 @@ def describe_gathers(
         graph=graph,
         costs=view.costs,
         requests=view.requests,
+        machine=view.machine,
+        coalesced=view.calls,
     )
+
+
+def _placements(plan: Plan) -> dict[str, GatherPlacement]:
+    """The placement of each gather by name; those of one call share one."""
+    return {
+        name: placement
+        for placement in plan.placements
+        for name in placement.coalesced or (placement.gather,)
+    }
 
 
 def _is_legal(view: RankView, order: tuple[int, ...]) -> bool:
@@ -130,13 +147,14 @@ def _is_legal(view: RankView, order: tuple[int, ...]) -> bool:
 def _judge(
     view: RankView,
     group: LaunchGroup,
+    call: Coalesced | None,
     decision: ModeDecision,
     placement: GatherPlacement | None,
     place: dict[int, int],
     exposed_ns: int,
 ) -> tuple[Verdict, str]:
     """A verdict, and what a reader can do with it."""
-    duration_ns = view.costs[group.launch].ns or 0
+    duration_ns = (view.costs[group.launch].ns or 0) if call is None else call.ns
     moved = place[group.launch] < group.launch
     if placement is None:
         return Verdict.UNMOVED, f"program order was kept: {decision.why}"
@@ -150,8 +168,9 @@ def _judge(
     if placement.why:  # a policy held it back, and says so
         return (Verdict.COMPUTE_LIMITED if moved else Verdict.UNMOVED), f"{left}: {placement.why}"
     if proposed is Verdict.MEMORY_LIMITED:
-        bound = view.config.max_in_flight_bytes
-        return proposed, f"{left}: held by max_in_flight_bytes={bound}"
+        given = view.config.max_in_flight_bytes is not None
+        whence = "max_in_flight_bytes" if given else "twice the largest region"
+        return proposed, f"{left}: held by memory, {view.bound_bytes} bytes in flight ({whence})"
     if proposed is Verdict.PINNED or (decision.mode is Mode.PINNED and _stopped(view, group)):
         return Verdict.PINNED, f"{left}: it may not pass any communication ({decision.why})"
     if place[group.launch] <= len(group.members):
@@ -159,6 +178,13 @@ def _judge(
     if not moved:
         return Verdict.UNMOVED, f"{left}: an earlier launch is not legal or would not help"
     return Verdict.COMPUTE_LIMITED, f"{left}: too little compute before its wait"
+
+
+def _company(call: Coalesced | None) -> str:
+    if call is None:
+        return ""
+    others = len(call.launches) - 1
+    return "; in one call with " + ("another gather" if others == 1 else f"{others} others")
 
 
 def _stopped(view: RankView, group: LaunchGroup) -> bool:

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from overlap_core import OverlapConfig, hookimpl
 from overlap_core.host import PluginHost
-from overlap_core.pipeline import RankView, prepare
+from overlap_core.views import RankView, prepare
 from overlap_core.placement import Timeline, TimelineModel
 
 from .small_graphs import gather, graph_of, mm, on_ranks, reduce_scatter, wait
@@ -62,6 +62,7 @@ class _Pessimist(TimelineModel):
         super().__init__(view.graph, view.skeleton, view.costs)
         self._r = view.graph.index["r"]
         self._last = view.skeleton.gathers[-1].launch
+        self.program_order = Timeline(exposed_ns={}, total_ns=0)
 
     def run(self, order: Sequence[int]) -> Timeline:
         order = list(order)

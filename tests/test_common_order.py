@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import overlap_core as oc
 from overlap_core.errors import DeadlineError
-from overlap_core.pipeline import RankView, negotiate
+from overlap_core.pipeline import negotiate
 from overlap_core.placement import Timeline, TimelineModel
 from overlap_core.ranks import Decide, Mode, ModeDecision
 from overlap_core.simulation import simulate, simulate_views
@@ -277,7 +277,7 @@ class Pessimist(TimelineModel):
 
 
 def test_a_loss_is_measured_against_the_restored_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap_core.pipeline.TimelineModel", Pessimist)
+    monkeypatch.setattr("overlap_core.views.TimelineModel", Pessimist)
     views = [hosted(rank_graph(0)), hosted(rank_graph(1, ACROSS))]
     first, second = simulate_views(views)
     assert first.committed

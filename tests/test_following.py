@@ -12,7 +12,7 @@ from overlap_core import OverlapConfig
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow, structure_of
 from overlap_core.host import PluginHost
-from overlap_core.pipeline import prepare
+from overlap_core.views import prepare
 from overlap_core.ranks import Agreement, Mode
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.skeleton import structure_digest
@@ -24,7 +24,7 @@ from .small_graphs import on_ranks
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
-    from overlap_core.pipeline import RankView
+    from overlap_core.views import RankView
 
 
 def sequence(outcome: RankOutcome) -> list[int]:

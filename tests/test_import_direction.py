@@ -17,7 +17,7 @@ LAYERS = (
     ("graph",),
     ("skeleton", "costs"),
     ("placement", "ranks", "replay"),
-    ("outcome", "verdicts", "pipeline", "following", "simulation"),
+    ("outcome", "views", "verdicts", "coalescing", "pipeline", "following", "simulation"),
     ("inductor",),
     ("report", "view", "traces", "doctor", "cli"),
     ("testing",),

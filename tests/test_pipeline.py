@@ -19,7 +19,7 @@ from .small_graphs import gather, graph_of, mm, on_ranks, opaque, wait
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
-    from overlap_core.pipeline import RankView
+    from overlap_core.views import RankView
 
 
 def decide(views: list[RankView]) -> RankOutcome:

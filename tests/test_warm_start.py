@@ -1,6 +1,7 @@
 """The second start of a job: what was agreed and compiled before is used, by all ranks or by none.
 
-Each start is two new processes. Every rank has Inductor caches of its own, as on two machines.
+A start is two new processes, but for plans that are damaged: there, processes forget what is not
+on disk. Every rank has Inductor caches of its own, as on two machines.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,11 +19,13 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 import overlap_core as oc
+from overlap_core.inductor import clear_records
+from overlap_core.inductor.job import forget_job
 from overlap_core.inductor.warm_start import _content_digest
 from overlap_core.testing import host_with, run_ranks
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -73,12 +77,21 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 @pytest.fixture
-def folder(first: tuple[Path, Any], tmp_path: Path) -> Path:
+def kept(first: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of what the first start left."""
+    return shutil.copytree(first[0], tmp_path / "kept")
+
+
+@pytest.fixture
+def folder(first: tuple[Path, Any], kept: Path) -> Iterator[Path]:
     """What the first start left, in the same place, and as it was again afterwards."""
-    shutil.copytree(first[0], tmp_path / "kept")
     yield first[0]
-    shutil.rmtree(first[0])
-    shutil.copytree(tmp_path / "kept", first[0])
+    restore(first[0], kept)
+
+
+def restore(folder: Path, kept: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
 
 
 def plans(folder: Path) -> list[Path]:
@@ -101,7 +114,8 @@ def test_the_second_start_loads_what_the_first_compiled(folder: Path, first: Any
 
 
 def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, first: Any) -> None:
-    shutil.rmtree(folder / "cache1")
+    for cache in ("fxgraph", "aotautograd"):  # not the kernels, which take long to compile
+        shutil.rmtree(folder / "cache1" / cache)
     hit, miss = start(folder)
     assert (hit["hits"], miss["hits"]) == (2, 0)
     assert miss["alone"] == [True, True]
@@ -109,25 +123,52 @@ def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, fi
     assert miss["outputs"] == hit["outputs"]
 
 
-@pytest.mark.parametrize("damage", ["lost", "of another version", "broken", "of another run"])
-def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, damage: str) -> None:
-    path = plans(folder)[1]
+DAMAGE = ("lost", "of another version", "broken", "of another run")
+
+
+def hurt(path: Path, how: str) -> None:
+    """Damage a plan file in one of the ways; anything else leaves it as it is."""
     data = json.loads(path.read_text())
-    if damage == "lost":
+    if how == "lost":
         path.unlink()
-    elif damage == "of another version":
+    elif how == "of another version":
         data["header"]["overlap_core"] = "0.0.1"
         path.write_text(json.dumps(data))
-    elif damage == "broken":
+    elif how == "broken":
         path.write_text(path.read_text()[:-20])
-    else:
+    elif how == "of another run":
         data["file"]["name"] = "another"
         path.write_text(json.dumps(data))
-    for rank in start(folder):
-        assert rank["hits"] == 0
-        assert rank["alone"] == [False, True]
-    names = {json.loads(path.read_text())["file"]["name"] for path in plans(folder)}
-    assert len(names) == 1
+
+
+def jobs_after_damage(rank: int, world_size: int, folder: str, kept: str) -> dict[str, Any]:
+    """A job for each kind of damage to the plan of rank 1, and one without."""
+    found = {}
+    for how in (*DAMAGE, "none"):
+        dist.barrier()
+        if rank == 0:
+            restore(Path(folder), Path(kept))
+            hurt(plans(Path(folder))[1], how)
+        dist.barrier()
+        forget_job()
+        clear_records()
+        torch.compiler.reset()
+        counters.clear()
+        found[how] = job(rank, world_size, folder, {})
+        dist.barrier()
+        files = [json.loads(path.read_text()) for path in plans(Path(folder))]
+        found[how]["names"] = {data["file"]["name"] for data in files}
+    return found
+
+
+def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, kept: Path) -> None:
+    ranks = run_ranks(jobs_after_damage, 2, str(folder), str(kept), deadline_s=300, tries=3)
+    for found in ranks:
+        for how in DAMAGE:
+            assert found[how]["hits"] == 0, how
+            assert found[how]["alone"] == [False, True], how
+            assert len(found[how]["names"]) == 1, how
+        assert found["none"]["hits"] == 2
 
 
 def test_another_configuration_is_another_job(folder: Path) -> None:
@@ -151,9 +192,10 @@ def test_an_edited_plugin_is_another_job(tmp_path: Path) -> None:
     assert any(file.endswith("overlap_mode_ladders/_ladders.py") for file in files)
 
 
-def test_without_warm_starts_nothing_is_kept(tmp_path: Path) -> None:
+def test_without_warm_starts_nothing_is_kept(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in plans(folder)}
     for _ in range(2):
-        for rank in start(tmp_path, warm_start=False):
+        for rank in start(folder, warm_start=False):
             assert rank["hits"] == 0
             assert rank["alone"] == [False, True]
-    assert not plans(tmp_path)
+    assert {path: path.read_bytes() for path in plans(folder)} == before

@@ -11,7 +11,8 @@ import attrs
 import torch
 import torch._inductor
 from torch.distributed.fsdp import fully_shard
-from video_transformer import VideoTransformer, detach_shards, resident_bytes
+from torch.distributed.tensor import DTensor
+from video_transformer import detach_shards, resident_bytes
 
 import overlap_core
 from overlap_core.testing import shard_module
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from video_transformer import VideoConfig
+
+    from .workloads import Workload
+
+    Step = Callable[..., tuple[torch.Tensor, ...]]
 
 __all__ = [
     "CONTENDERS",
@@ -76,6 +80,12 @@ CONTENDERS = {
     "fsdp2": "fully_shard on each compiled block, then on the model; hooks run eagerly",
     "ours": "overlap_core; `ours:KEY=VALUE+KEY=VALUE` sets fields of OverlapConfig",
 }
+# First what a run must not lose if a later one ends it: slow ones and other orders come last.
+_ALL = (
+    *("unsharded", "program", "fsdp2", "ours", "ours:coalesce=off"),
+    *("program_bucketed", "raise_sink", "scheduler", "scheduler_bucketed"),
+    *("simple_overlap", "iterative"),
+)
 
 
 class SkippedError(Exception):
@@ -95,22 +105,26 @@ class Contender:
 class Built:
     """A contender ready to be called, not yet compiled."""
 
-    step: Callable[..., torch.Tensor]
+    step: Step
+    """Returns tensors of this rank to compare between contenders; the first is the output, or the
+    loss, which all have. The second, if there is one, is the shard of one weight's gradient."""
     own_bytes: int
     """Parameters that stay on this rank."""
 
 
 def parse_contenders(text: str) -> list[Contender]:
-    """Read a comma-separated list.
+    """Read a comma-separated list; `all` stands for every contender, in a good order.
 
     Raises:
         ValueError: an unknown or repeated contender, or settings that aren't `KEY=VALUE`.
     """
     found: dict[str, Contender] = {}
-    for label in filter(None, (part.strip() for part in text.split(","))):
+    parts = [part.strip() for part in text.split(",")]
+    labels = [label for part in parts for label in (_ALL if part == "all" else (part,))]
+    for label in filter(None, labels):
         kind, _, rest = label.partition(":")
         if kind not in CONTENDERS:
-            raise ValueError(f"unknown contender {kind!r}; there are: {', '.join(CONTENDERS)}")
+            raise ValueError(f"unknown contender {kind!r}; there are: all, {', '.join(CONTENDERS)}")
         if label in found:
             raise ValueError(f"contender {label!r} is named twice")
         if rest and kind != "ours":
@@ -146,11 +160,11 @@ def configure_torch() -> None:
 class Models:
     """Makes contenders of one size; those that shard alike share one set of shards."""
 
-    config: VideoConfig
+    workload: Workload
     device: torch.device
     mesh: DeviceMesh
     group: dist.ProcessGroup
-    """For context parallelism."""
+    """For the communication inside custom ops."""
     _made: dict[str, nn.Module] = attrs.field(factory=dict)
 
     def build(self, contender: Contender) -> Built:
@@ -159,17 +173,21 @@ class Models:
         Raises:
             SkippedError: this torch lacks what it needs.
         """
+        options = self._options(contender)
+        finish = self.workload.finish
+        compute: Callable[..., torch.Tensor]
         if contender.kind == "fsdp2":
             model = self._model("fsdp2", self._fsdp2)
-            return Built(step=model, own_bytes=resident_bytes(model))
-        options = self._options(contender)
-        if contender.kind == "unsharded":
-            model = self._model("unsharded", self._full)
+            # Its blocks are compiled one by one, the loss as well.
+            compute = _then(model, torch.compile(finish) if self.workload.trains else finish)
         else:
-            model = self._model("sharded", self._sharded)
-        step = torch.compile(
-            _own_code(model, contender.label), fullgraph=True, dynamic=False, options=options
-        )
+            if contender.kind == "unsharded":
+                model = self._model("unsharded", self._full)
+            else:
+                model = self._model("sharded", self._sharded)
+            own = _own_code(_then(model, finish), contender.label)
+            compute = torch.compile(own, fullgraph=True, dynamic=False, options=options)
+        step = _train_step(model, compute) if self.workload.trains else _forward_step(compute)
         return Built(step=step, own_bytes=resident_bytes(model))
 
     def _options(self, contender: Contender) -> dict[str, Any]:
@@ -187,42 +205,75 @@ class Models:
                 torch.cuda.empty_cache()
         return self._made[key]
 
-    def _full(self) -> VideoTransformer:
-        return VideoTransformer(self.config, self.device, self.group)
+    def _full(self) -> Any:
+        return self.workload.make(self.device, self.group)
 
     def _sharded(self) -> nn.Module:
-        model = shard_module(self._full(), self.mesh)
+        model: nn.Module = self._full()
+        for part in self.workload.sharded_parts(model):
+            shard_module(part, self.mesh, reshard_after_forward=self.workload.trains)
         detach_shards(model)
         return model
 
     def _fsdp2(self) -> nn.Module:
         # As torchtitan does: compiled blocks, with FSDP's hooks around them.
         model = self._full()
+        parts = self.workload.sharded_parts(model)
+        sharded = {id(parameter) for part in parts for parameter in part.parameters()}
+        whole = {parameter for parameter in model.parameters() if id(parameter) not in sharded}
         for index, block in enumerate(model.blocks):
             compiled: Any = torch.compile(block, dynamic=False, options=_common())
-            fully_shard(compiled, mesh=self.mesh)
+            fully_shard(compiled, mesh=self.mesh, ignored_params=whole)
             model.blocks[index] = compiled
-        fully_shard(model, mesh=self.mesh)
-        return model
+        fully_shard(model, mesh=self.mesh, ignored_params=whole)
+        result: nn.Module = model
+        return result
 
 
-def _own_code(model: nn.Module, label: str) -> Callable[..., torch.Tensor]:
+def _then(
+    model: nn.Module, finish: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
+        return finish(model(*inputs))
+
+    return compute
+
+
+def _own_code(compute: Callable[..., torch.Tensor], label: str) -> Callable[..., torch.Tensor]:
     """A function with a code object of its own.
 
     Dynamo keeps what it compiled by code object and looks through it at each call; so contenders
     that share one would slow each other's host down, and run into the recompile limit.
     """
-
-    def step(x: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = model(x, text, time)
-        return out
-
+    assert isinstance(compute, types.FunctionType)
     name = "step_" + "".join(letter if letter.isalnum() else "_" for letter in label)
-    code = step.__code__.replace(co_name=name)
-    own: Callable[..., torch.Tensor] = types.FunctionType(
-        code, step.__globals__, name, None, step.__closure__
-    )
-    return own
+    code = compute.__code__.replace(co_name=name)
+    return types.FunctionType(code, compute.__globals__, name, None, compute.__closure__)
+
+
+def _forward_step(compute: Callable[..., torch.Tensor]) -> Step:
+    def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (compute(*inputs),)
+
+    return step
+
+
+def _train_step(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> Step:
+    """Forward, backward, and no gradients left behind: contenders share parameters."""
+    parameters = list(model.parameters())
+    matrix = next(parameter for parameter in parameters if parameter.ndim == 2)
+
+    def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = loss_of(*inputs)
+        loss.backward()
+        gradient = matrix.grad
+        for parameter in parameters:
+            parameter.grad = None
+        # Whole weights have this rank's own gradients, which nobody averages.
+        own = (gradient.to_local(),) if isinstance(gradient, DTensor) else ()
+        return (loss.detach(), *own)
+
+    return step
 
 
 def _common() -> dict[str, Any]:

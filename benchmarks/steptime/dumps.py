@@ -22,6 +22,8 @@ def describe(report: RankOutcome) -> str:
         f"exposed {report.exposed_ns_before / 1e6:.2f} -> {report.exposed_ns_after / 1e6:.2f} ms, "
         f"step {report.total_ns_before / 1e6:.2f} -> {report.total_ns_after / 1e6:.2f} ms"
     )
+    if report.coalesced:
+        text += f", {len(report.coalesced)} coalesced calls"
     return text if report.committed else f"{text}; program order kept: {report.why}"
 
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from .progress import Report
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -128,7 +130,7 @@ def _leave_with_parent() -> None:
 
 
 class Control:
-    """Agreement between the ranks of a run, and its clock."""
+    """Agreement between the ranks of a run, its clock, and what it prints."""
 
     def __init__(
         self,
@@ -141,6 +143,7 @@ class Control:
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.report = Report(quiet=rank != 0)
         self._store = store
         self._group = group
         self._deadline_s = deadline_s
@@ -160,8 +163,7 @@ class Control:
 
     def say(self, text: str) -> None:
         """Print a line on rank 0, at once."""
-        if self.rank == 0:
-            print(f"[{self.elapsed_s:6.1f} s] {text}", flush=True)
+        self.report.say(text)
 
     def barrier(self) -> None:
         """All ranks are here."""

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from rich.console import Console
 from rich.table import Table
 
 from .ranks import first_line
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from .progress import Report
     from .timing import Round, Summary
     from .traces import StepProfile
 
@@ -32,7 +32,8 @@ class Result:
     rounds: list[Round] = attrs.field(factory=list)
     summary: Summary | None = None
     equal: bool | None = None
-    """Whether the output equals the reference's bit for bit on all ranks; None: not compared."""
+    """Whether what a step returns equals the reference's bit for bit on all ranks; None: not
+    compared."""
     largest_difference: float | None = None
     own_bytes: int = 0
     """Parameters that stay on a rank."""
@@ -68,21 +69,17 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def print_tables(title: str, results: Sequence[Result]) -> None:
+def print_tables(report: Report, title: str, results: Sequence[Result]) -> None:
     """Print step times, and where the time goes if there are profiles."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=170)
     floor = next((r.summary for r in results if r.label == "unsharded" and r.summary), None)
-    console.print(_times(title, results, floor))
+    report.show(_times(title, results, floor))
     if any(result.profile for result in results):
-        console.print(_profiles(title, results))
+        report.show(_profiles(title, results), _gather_groups(title, results))
     for result in results:
         if result.failed:
-            console.print(f"{result.label}: {result.failed}", markup=False, highlight=False)
+            report.show(f"{result.label}: {result.failed}")
         if result.pass_note:
-            console.print(f"{result.label}: {result.pass_note}", markup=False, highlight=False)
-    console.file.flush()
+            report.show(f"{result.label}: {result.pass_note}")
 
 
 def _times(title: str, results: Sequence[Result], floor: Summary | None) -> Table:
@@ -119,33 +116,60 @@ def _profiles(title: str, results: Sequence[Result]) -> Table:
     table = Table(title=f"{title}: where a profiled step goes, milliseconds, rank 0")
     table.add_column("contender", overflow="fold")
     for name in (
-        *("step", "compute", "gathers alone", "a2a alone", "other", "idle"),
-        *("gathers", "total", "transfer", "exposed", "of it head", "beside a2a", "a2a total"),
+        *("step", "compute", "gathers alone", "a2a alone", "reduces alone", "other", "idle"),
+        *("gathers", "total", "transfer", "exposed", "of it head", "past head", "beside a2a"),
+        *("a2a total", "reduces total"),
     ):
         table.add_column(name, justify="right")
     for result in results:
         found = result.profile
         if found is None:
             continue
-        share = found.exposed_share
         table.add_row(
             result.label,
             *(
                 f"{value:.2f}"
                 for value in (
                     *(found.step_ms, found.compute_ms, found.gather_exposed_ms),
-                    *(found.all_to_all_alone_ms, found.other_ms, found.idle_ms),
+                    *(found.all_to_all_alone_ms, found.reduce_alone_ms),
+                    *(found.other_ms, found.idle_ms),
                 )
             ),
             str(found.gathers),
             f"{found.gather_ms:.2f}",
             _number(result.transfer_ms, 2),
-            "-" if share is None else f"{share:.0%}",
+            _share(found.exposed_share),
             f"{found.head_exposed_ms:.2f}",
+            _share(found.past_head_share),
             f"{found.gather_exposed_beside_all_to_all_ms:.2f}",
             f"{found.all_to_all_ms:.2f}",
+            f"{found.reduce_ms:.2f}",
         )
     return table
+
+
+def _gather_groups(title: str, results: Sequence[Result]) -> Table:
+    table = Table(title=f"{title}: gathers by group (stream), milliseconds of a step, rank 0")
+    table.add_column("contender", overflow="fold")
+    for name in ("stream", "gathers", "total", "exposed ms", "exposed", "of it head", "past head"):
+        table.add_column(name, justify="right")
+    for result in results:
+        for group in result.profile.gather_groups if result.profile else ():
+            table.add_row(
+                result.label,
+                str(group.stream),
+                str(group.gathers),
+                f"{group.gather_ms:.2f}",
+                f"{group.exposed_ms:.2f}",
+                _share(group.exposed_ms / group.gather_ms if group.gather_ms else None),
+                f"{group.head_exposed_ms:.2f}",
+                _share(group.past_head_share),
+            )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _ratio(value: float, floor: float | None) -> str:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
+    from overlap_core.traces import Interval
+
+__all__ = ["GatherGroup", "GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
 
 _MATMUL = re.compile(r"gemm|nvjet|cutlass|matmul|triton_tem|_mm_", re.IGNORECASE)
 
@@ -39,15 +41,34 @@ class GatherKernel:
     duration_us: float
     exposed_us: float
     stream: int
+    in_head: bool
+    """It starts before the first matrix product of its step."""
+
+
+@attrs.frozen(kw_only=True)
+class GatherGroup:
+    """The gathers of one stream, which is one communicator's; milliseconds of a step."""
+
+    stream: int
+    gathers: int
+    """Kernels in a step: a coalesced gather of many weights is one, or a few."""
+    gather_ms: float
+    exposed_ms: float
+    head_exposed_ms: float
+    past_head_share: float | None
+    """Exposed part of the time of the gathers that are not in the head, 0 to 1."""
 
 
 @attrs.frozen(kw_only=True)
 class StepProfile:
     """Milliseconds of one step, averaged over the profiled ones.
 
-    `compute`, `gather_exposed`, `all_to_all_alone`, `other` and `idle` add up to `step`.
+    `compute`, `gather_exposed`, `all_to_all_alone`, `reduce_alone`, `other` and `idle` add up to
+    `step`.
     """
 
+    steps: int
+    """How many were profiled."""
     step_ms: float
     """From the first kernel to the last, host lateness included."""
     compute_ms: float
@@ -65,6 +86,10 @@ class StepProfile:
     all_to_all_ms: float
     all_to_all_alone_ms: float
     """An all-to-all runs, and neither compute nor a gather does."""
+    reduce_ms: float
+    """Reduce-scatters and all-reduces."""
+    reduce_alone_ms: float
+    """One of them runs, and neither compute nor a gather nor an all-to-all does."""
     other_ms: float
     """Only copies, fills or other collectives run."""
     idle_ms: float
@@ -81,6 +106,40 @@ class StepProfile:
     def exposed_share(self) -> float | None:
         """Exposed part of gather time, 0 to 1."""
         return self.gather_exposed_ms / self.gather_ms if self.gather_ms else None
+
+    @property
+    def past_head_share(self) -> float | None:
+        """The same for the gathers that are not in the head: they could have been hidden."""
+        return _past_head_share(self.gather_kernels)
+
+    @property
+    def gather_groups(self) -> tuple[GatherGroup, ...]:
+        """Exposed gather time by group, most gather time first."""
+        by_stream: dict[int, list[GatherKernel]] = defaultdict(list)
+        for kernel in self.gather_kernels:
+            by_stream[kernel.stream].append(kernel)
+
+        def ms(kernels: Sequence[GatherKernel], name: str) -> float:
+            return sum(float(getattr(kernel, name)) for kernel in kernels) / 1e3 / self.steps
+
+        groups = [
+            GatherGroup(
+                stream=stream,
+                gathers=len(kernels) // self.steps,
+                gather_ms=ms(kernels, "duration_us"),
+                exposed_ms=ms(kernels, "exposed_us"),
+                head_exposed_ms=ms([k for k in kernels if k.in_head], "exposed_us"),
+                past_head_share=_past_head_share(kernels),
+            )
+            for stream, kernels in by_stream.items()
+        ]
+        return tuple(sorted(groups, key=lambda group: (-group.gather_ms, group.stream)))
+
+
+def _past_head_share(kernels: Sequence[GatherKernel]) -> float | None:
+    past = [kernel for kernel in kernels if not kernel.in_head]
+    total = sum(kernel.duration_us for kernel in past)
+    return sum(kernel.exposed_us for kernel in past) / total if total else None
 
 
 def profile_steps(
@@ -153,25 +212,20 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
     all_to_alls = union(map(interval_of, groups["all_to_all"]))
     gathers_alone = subtract(gathers, compute)
     all_to_all_alone = subtract(subtract(all_to_alls, compute), gathers)
+    reduces_alone = union(map(interval_of, groups["reduce"]))
+    for taken in (compute, gathers, all_to_alls):
+        reduces_alone = subtract(reduces_alone, taken)
     busy = union([*map(interval_of, kernels), *map(interval_of, copies)])
     first, last = busy[0][0], busy[-1][1]
-    accounted = sum(map(length, (compute, gathers_alone, all_to_all_alone)))
+    accounted = sum(map(length, (compute, gathers_alone, all_to_all_alone, reduces_alone)))
 
-    gather_kernels = tuple(
-        GatherKernel(
-            start_us=round(start - first, 2),
-            duration_us=round(end - start, 2),
-            exposed_us=round(length(subtract([(start, end)], compute)), 2),
-            stream=int(event.get("args", {}).get("stream", -1)),
-        )
-        for event in groups["gather"]
-        for start, end in (interval_of(event),)
-    )
+    gather_kernels = _gather_kernels(groups["gather"], compute, groups["compute"], first, steps)
 
     def ms(us: float) -> float:
         return us / 1e3 / steps
 
     return StepProfile(
+        steps=steps,
         step_ms=ms(last - first),
         compute_ms=ms(length(compute)),
         compute_sum_ms=ms(sum(float(event["dur"]) for event in groups["compute"])),
@@ -180,9 +234,11 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
         gather_exposed_beside_all_to_all_ms=ms(
             length(gathers_alone) - length(subtract(gathers_alone, all_to_alls))
         ),
-        head_exposed_ms=ms(_head_exposed_us(gather_kernels, groups["compute"], first, steps)),
+        head_exposed_ms=ms(sum(k.exposed_us for k in gather_kernels if k.in_head)),
         all_to_all_ms=ms(sum(float(event["dur"]) for event in groups["all_to_all"])),
         all_to_all_alone_ms=ms(length(all_to_all_alone)),
+        reduce_ms=ms(sum(float(event["dur"]) for event in groups["reduce"])),
+        reduce_alone_ms=ms(length(reduces_alone)),
         other_ms=ms(length(busy) - accounted),
         idle_ms=ms(last - first - length(busy)),
         gathers=len(gather_kernels) // steps,
@@ -192,24 +248,41 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
     )
 
 
-def _head_exposed_us(
-    gathers: Sequence[GatherKernel], compute: Sequence[Any], first: float, steps: int
-) -> float:
-    """Exposed time of the gathers before the first matrix product of each step.
+def _gather_kernels(
+    gathers: Sequence[Any], busy: list[Interval], compute: Sequence[Any], first: float, steps: int
+) -> tuple[GatherKernel, ...]:
+    """The gathers, with what of each lies outside `busy`; times from `first` on."""
+    intervals = [interval_of(event) for event in gathers]
+    products = [float(e["ts"]) for e in compute if _MATMUL.search(str(e["name"]))]
+    heads = _heads(intervals, products, steps)
+    return tuple(
+        GatherKernel(
+            start_us=round(start - first, 2),
+            duration_us=round(end - start, 2),
+            exposed_us=round(length(subtract([(start, end)], busy)), 2),
+            stream=int(event.get("args", {}).get("stream", -1)),
+            in_head=in_head,
+        )
+        for event, (start, end), in_head in zip(gathers, intervals, heads, strict=True)
+    )
 
-    A step starts with its first gather, which holds if all steps have equally many.
+
+def _heads(gathers: Sequence[Interval], products: Sequence[float], steps: int) -> list[bool]:
+    """Which gathers start before the first matrix product of their step.
+
+    A step starts with its first gather, which holds if all steps have equally many; if they don't,
+    no gather counts as one of a head.
     """
-    if not gathers or len(gathers) % steps:
-        return 0.0
-    products = [float(e["ts"]) - first for e in compute if _MATMUL.search(str(e["name"]))]
+    if len(gathers) % steps:
+        return [False] * len(gathers)
     each = len(gathers) // steps
-    total = 0.0
+    heads = []
     for step in range(steps):
         own = gathers[step * each : (step + 1) * each]
         # A product of the step before may still run when this step's first gather starts.
-        until = next((ts for ts in products if ts >= own[0].start_us + own[0].duration_us), None)
-        total += sum(g.exposed_us for g in own if until is None or g.start_us < until)
-    return total
+        until = next((ts for ts in products if own and ts >= own[0][1]), None)
+        heads += [until is None or start < until for start, _ in own]
+    return heads
 
 
 def _top(compute: Sequence[Any], steps: int) -> tuple[tuple[str, float, int], ...]:

@@ -68,6 +68,7 @@ def _to_json(found: Measurement, names: list[str]) -> dict[str, Any]:
             {
                 "report": names[gather.report],
                 "name": gather.name,
+                "gathers": gather.gathers,
                 "group": gather.group,
                 "cost_ns": gather.cost_ns,
                 "took_ns": gather.took_ns,
@@ -92,7 +93,9 @@ def _print(console: Console, found: Measurement, names: list[str]) -> None:
         f"furthest off: {plain(worst.name)}, {format_us(worst.exposed_ns)} µs measured, "
         f"{format_us(worst.exposed_ns_after)} µs predicted"
     )
-    console.print(f"{len(found.gathers)} gathers, median of {found.steps} steps")
+    weights = sum(gather.gathers for gather in found.gathers)
+    calls = f" in {len(found.gathers)} calls" if weights > len(found.gathers) else ""
+    console.print(f"{weights} gathers{calls}, median of {found.steps} steps")
     if found.device == "cpu":
         console.print("no kernels in the trace: exposed is what the host was blocked in waits")
     if found.incomplete_steps:
@@ -115,7 +118,8 @@ def _print_table(console: Console, found: Measurement, names: list[str]) -> None
         table.add_column(name, justify="left" if left else "right", no_wrap=not left)
     table.columns[0].overflow = "fold"
     for gather in found.gathers:
-        name = gather.name if len(names) == 1 else f"{names[gather.report]}: {gather.name}"
+        name = gather.name if gather.gathers == 1 else f"{gather.name} (of {gather.gathers})"
+        name = name if len(names) == 1 else f"{names[gather.report]}: {name}"
         ratio = "-" if gather.ratio is None else f"{gather.ratio:.2f}"
         table.add_row(
             plain(name),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from .dtypes import dtype_bytes
 from .files import TableHeader, load_table, save_table
 from .keys import key_from_json, key_to_json, request_digest
-from .machine import Machine
+from .machine import IDEAL, Machine
 from .table import FREE, apply_measurements, cost_request, resolve_costs
 from .types import Cost, CostRequest, CostSource, Dim
 
 __all__ = [
     "FREE",
+    "IDEAL",
     "Cost",
     "CostRequest",
     "CostSource",

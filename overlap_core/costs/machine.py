@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
-__all__ = ["Machine"]
+from overlap_core.graph import NodeKind
+
+__all__ = ["IDEAL", "Machine"]
 
 
 @frozen(kw_only=True)
@@ -31,3 +33,26 @@ class Machine:
     """Compute beside a collective takes this many times its time alone."""
     measured: bool = False
     """Whether the slowdowns were measured on this machine."""
+
+    def host_ns(self, kind: NodeKind, ns: int) -> int:
+        """Host time to issue one node by itself.
+
+        Args:
+            kind: of the node.
+            ns: its time on the device; a compute node that takes none is not launched at all.
+        """
+        if kind is NodeKind.COLLECTIVE:
+            return self.collective_host_ns
+        if kind is NodeKind.WAIT:
+            return self.wait_host_ns
+        if kind is NodeKind.OPAQUE:
+            return self.opaque_host_ns
+        return self.kernel_host_ns if ns else 0
+
+    def call_host_ns(self, tensors: int) -> int:
+        """Host time to issue a coalesced collective of some tensors."""
+        return self.collective_host_ns + (tensors - 1) * self.member_host_ns
+
+
+IDEAL = Machine()
+"""Where only the nodes' own times count."""

@@ -43,6 +43,13 @@ class LaunchGroup:
     """Ascending, the launch among them."""
     waits: tuple[int, ...]
     """The waits that make the gather's outputs readable, ascending."""
+    coalesced: tuple[int, ...] = ()
+    """All launches of the coalesced call that `launch` is the first of; empty: it is alone."""
+
+    @property
+    def launches(self) -> tuple[int, ...]:
+        """The launches that are one call, in order."""
+        return self.coalesced or (self.launch,)
 
 
 def find_input_only(graph: OverlapGraph, communicates: Collection[int]) -> tuple[bool | None, ...]:

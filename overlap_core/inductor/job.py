@@ -18,8 +18,8 @@ from .warm_start import Agreements, setting_of
 if TYPE_CHECKING:
     from overlap_core.config import OverlapConfig
     from overlap_core.host import PluginHost
-    from overlap_core.pipeline import RankView
     from overlap_core.ranks.store import KeyValueStore
+    from overlap_core.views import RankView
 
 __all__ = ["Job", "Meeting", "current_job", "forget_job", "key_of"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +24,21 @@ from overlap_core.costs import (
 )
 from overlap_core.errors import CostTableError, ReplayError
 from overlap_core.graph import NodeKind
+from overlap_core.ranks.lockstep import ProbeOffer
+from overlap_core.replay import TensorSpec
 from overlap_core.replay.realize import needed_bytes, realize_arguments
-from overlap_core.replay.timing import LOCKSTEP_ITERATIONS, time_calls
+from overlap_core.replay.timing import (
+    calls_in_flight,
+    host_ns_of_call,
+    time_calls,
+    time_in_lockstep,
+)
 
 from .bandwidth import calibrate
 from .eager import eager_world
+from .groups import GroupResolver
 from .intercept import SilentCollectives
+from .probes import MachineProbes
 from .replays import replay_item
 
 if TYPE_CHECKING:
@@ -45,6 +56,8 @@ __all__ = ["DeviceMeasurer"]
 
 _LOAD_CALLS = 150
 """About 30 ms on a current data center GPU."""
+_OPAQUE_PROBES = 4
+"""Silent opaque ops whose host time is looked at; each takes one load."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,16 +83,32 @@ class DeviceMeasurer:
         self._sizes = sizes
         self._compute: dict[str, tuple[CostRequest, Any]] = {}
         self._issuing: dict[str, tuple[CostRequest, Any]] = {}
+        self._gathers: list[tuple[str, int, Any]] = []
+        """Group name, output bytes and node of each weight gather."""
+        for gather in skeleton.gathers:
+            request = requests[gather.launch]
+            for group in skeleton.communication[gather.launch].groups[:1]:
+                nbytes = (request and request.nbytes) or 0
+                self._gathers.append((group, nbytes, snodes[gather.launch]))
+        groups = GroupResolver()
+        self._groups: dict[str, tuple[int, ...]] = {}
+        """Ranks that take part in the replay of what communicates."""
         for position, (snode, request) in enumerate(zip(snodes, requests, strict=True)):
             if request is None:
                 continue
             key = request_digest(request)
             if position in skeleton.communication:
-                self._issuing.setdefault(key, (request, snode))
+                if key not in self._issuing:
+                    self._issuing[key] = (request, snode)
+                    names = skeleton.communication[position].groups
+                    # An op on several groups is left to the order in which ranks meet them.
+                    self._groups[key] = (len(names) == 1 and groups.ranks(names[0])) or ()
             else:
                 self._compute.setdefault(key, (request, snode))
         self._items: dict[str, ReplayItem] = {}
         self._parts: dict[str, int] = {}
+        self._opaque_host_ns: list[int] = []
+        self._probes: MachineProbes | None = None
         self._refused: dict[str, str] = {}
         self._header: TableHeader | None = None
         self.notes: list[str] = []
@@ -166,8 +195,8 @@ class DeviceMeasurer:
             logger.debug("no warm timing of %s: %s", path, error)
             return None
 
-    def offer(self, known: Mapping[str, Cost]) -> Sequence[str]:
-        offered = []
+    def offer(self, known: Mapping[str, Cost]) -> Mapping[str, tuple[int, ...]]:
+        offered = {}
         with self._measuring():
             for key, (_, snode) in sorted(self._issuing.items()):
                 if key in known:
@@ -176,21 +205,27 @@ class DeviceMeasurer:
                     item = replay_item(snode, self._sizes)
                     self._arguments(item)
                     self._items[key] = item
-                    offered.append(key)
+                    offered[key] = self._groups.get(key, ())
                 except Exception as error:
                     self._refused[key] = f"{type(error).__name__}: {_first_line(error)}"
         return offered
 
     def rehearse(self, key: str) -> str:
-        item = self._items[key]
+        item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring():
             args, kwargs = self._arguments(item)
             with SilentCollectives() as silent:
-                self._call(item, args, kwargs)
-            if self._issuing[key][0].kind == NodeKind.OPAQUE:
+                item.call(*args, **kwargs)
+            if request.kind == NodeKind.OPAQUE:
                 with SilentCollectives():
                     self._parts[key] = self._time(item, args, kwargs)
+            self._make_room(_device_of(args, kwargs), request.nbytes)
         return " ".join(silent.issued)
+
+    def _make_room(self, device: str, nbytes: int | None) -> None:
+        """Take what the replay will take, so that a lack of memory is told and not met there."""
+        if self._hold(device) is not None and nbytes:
+            torch.empty(calls_in_flight(nbytes) * nbytes, dtype=torch.uint8, device=device)
 
     def refused(self) -> Mapping[str, str]:
         return self._refused
@@ -199,10 +234,76 @@ class DeviceMeasurer:
         return self._parts.get(key)
 
     def replay(self, key: str) -> int:
-        item = self._items[key]
+        item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring():
             args, kwargs = self._arguments(item)
-            return self._time(item, args, kwargs, iterations=LOCKSTEP_ITERATIONS)
+            device = _device_of(args, kwargs)
+            timing = time_in_lockstep(
+                lambda: item.call(*args, **kwargs),
+                lambda result: _wait_for(item, result),
+                device,
+                nbytes=request.nbytes,
+                hold=self._hold(device),
+            )
+        if request.kind == NodeKind.OPAQUE and timing.host_ns is not None:
+            self._opaque_host_ns.append(timing.host_ns)
+        return timing.ns
+
+    def offer_probes(self) -> Mapping[str, ProbeOffer]:
+        with self._measuring():
+            device = self._gather_device()
+            hold = self._hold(device)
+            if hold is None:
+                return {}  # compute runs on the host itself, which is never late for it
+            gathers = [(group, nbytes) for group, nbytes, _ in self._gathers]
+            self._probes = MachineProbes(device, gathers, hold)
+            offered = self._probes.offer()
+            if self._opaque_host_ns or self._silent_opaque():
+                offered["opaque"] = ProbeOffer()
+            return offered
+
+    def probe(self, name: str) -> Sequence[float]:
+        with self._measuring():
+            if name == "opaque":
+                return [self._probe_opaque()]
+            assert self._probes is not None
+            return self._probes.run(name)
+
+    def keep_probes(self, values: Mapping[str, Sequence[float]]) -> None:
+        if self._probes is not None:
+            self._probes.keep(values)
+
+    def _gather_device(self) -> str:
+        """Where the first weight gather runs."""
+        for _, _, snode in self._gathers[:1]:
+            item = replay_item(snode, self._sizes)
+            for leaf in tree_leaves((item.args, item.kwargs)):
+                if isinstance(leaf, TensorSpec):
+                    return leaf.device
+        return "cpu"
+
+    def _silent_opaque(self) -> list[Any]:
+        """Nodes of opaque ops that do not communicate, one for each key."""
+        compute = (self._compute[key] for key in sorted(self._compute))
+        nodes = [snode for request, snode in compute if request.kind == NodeKind.OPAQUE]
+        return nodes[:_OPAQUE_PROBES]
+
+    def _probe_opaque(self) -> float:
+        """Host time of an opaque op, over those that were replayed and those that are silent."""
+        found = [*self._opaque_host_ns]
+        for snode in self._silent_opaque():
+            try:
+                item = replay_item(snode, self._sizes)
+                args, kwargs = self._arguments(item)
+                device = _device_of(args, kwargs)
+                hold = self._hold(device)
+                if hold is None:
+                    continue
+                host_ns = host_ns_of_call(partial(item.call, *args, **kwargs), device, hold)
+                found += [] if host_ns is None else [host_ns]
+            except Exception as error:
+                logger.debug("no host time of %s: %s", snode.get_name(), error)
+        return statistics.median(found)
 
     def save(self, table: Mapping[str, Cost]) -> None:
         path = self._config.cost_table_path
@@ -241,29 +342,16 @@ class DeviceMeasurer:
             )
         return realize_arguments(item, self._host.materialize, self._host.realize_tensor)
 
-    def _time(
-        self,
-        item: ReplayItem,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        iterations: int | None = None,
-    ) -> int:
+    def _time(self, item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         device = _device_of(args, kwargs)
-        return time_calls(
-            lambda: self._call(item, args, kwargs),
-            device,
-            iterations=iterations,
-            hold=self._hold(device),
-        )
+        return time_calls(lambda: item.call(*args, **kwargs), device, hold=self._hold(device))
 
-    @staticmethod
-    def _call(item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the op and wait for what it issued."""
-        result = item.call(*args, **kwargs)
-        if item.op_name.startswith("_c10d_functional::"):
-            for value in result if isinstance(result, (tuple, list)) else [result]:
-                torch.ops._c10d_functional.wait_tensor(value)
-        return result
+
+def _wait_for(item: ReplayItem, result: Any) -> None:
+    """Wait for what the op issued, if it is one that returns before that is done."""
+    if item.op_name.startswith("_c10d_functional::"):
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            torch.ops._c10d_functional.wait_tensor(value)
 
 
 def _device_of(args: Any, kwargs: Any) -> str:

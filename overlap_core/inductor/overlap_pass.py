@@ -19,13 +19,15 @@ from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
-from overlap_core.pipeline import negotiate, prepare
+from overlap_core.pipeline import negotiate
 from overlap_core.placement import TimelineModel
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
 from overlap_core.simulation import reach
+from overlap_core.views import prepare
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
+from .coalesce import coalesce, find_uncoalescable
 from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
-    from overlap_core.pipeline import RankView
     from overlap_core.ranks import GraphKey
+    from overlap_core.views import RankView
 
     from .job import Job
 
@@ -115,6 +117,8 @@ class OverlapPass:
             # Committed by all ranks: from here on nothing may keep this one in program order.
             by_name = {snode.get_name(): snode for snode in snodes}
             ordered = [by_name[name] for name in outcome.order]
+            names = [node.name for node in sight.adapted.graph.nodes]
+            coalesce([[by_name[names[p]] for p in call.launches] for call in outcome.coalesced])
         self._follow_up(outcome, ordered, sight)
         return ordered
 
@@ -160,7 +164,13 @@ class OverlapPass:
             empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
             view = prepare(empty, self.config, self.host, fault=fault)
             return _Sight(adapted=None, view=view, groups=find_group_ranks(snodes))
-        view = prepare(adapted.graph, self.config, self.host, adapted.requests)
+        view = prepare(
+            adapted.graph,
+            self.config,
+            self.host,
+            adapted.requests,
+            keep_alone=find_uncoalescable(snodes),
+        )
         return _Sight(
             adapted=adapted,
             view=view,

@@ -7,9 +7,22 @@ from .plan import GatherPlacement, Plan, Verdict
 from .schedule import align, propose
 from .settle import follow_slots, settle
 from .still import stand_still
-from .timeline import Span, SpanKind, Timeline, TimelineModel
+from .timeline import Coalesced, Span, SpanKind, Timeline, TimelineModel
+from .units import (
+    alone,
+    call_ns,
+    calls_of,
+    cut_illegal,
+    default_region_bytes,
+    form_units,
+    join,
+    largest_region_bytes,
+    refine,
+    units_of,
+)
 
 __all__ = [
+    "Coalesced",
     "Frame",
     "GatherPlacement",
     "Plan",
@@ -19,10 +32,20 @@ __all__ = [
     "TimelineModel",
     "Verdict",
     "align",
+    "alone",
     "build_frame",
+    "call_ns",
+    "calls_of",
+    "cut_illegal",
+    "default_region_bytes",
     "follow_slots",
+    "form_units",
+    "join",
+    "largest_region_bytes",
     "propose",
     "rebuild_order",
+    "refine",
     "settle",
     "stand_still",
+    "units_of",
 ]

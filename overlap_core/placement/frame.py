@@ -20,8 +20,9 @@ __all__ = ["Frame", "build_frame", "rebuild_order"]
 class Frame:
     """What stays put while gathers move.
 
-    The *base* is the program order without all launch groups. Boundary b lies before base node
-    b; there are `len(base) + 1` of them.
+    Gathers that are coalesced into one call are one gather here. The *base* is the program order
+    without all launch groups. Boundary b lies before base node b; there are `len(base) + 1` of
+    them.
     """
 
     base: tuple[int, ...]
@@ -37,6 +38,8 @@ class Frame:
     """Boundary of each gather's launch in program order."""
     needed: tuple[int, ...]
     """Base index of each gather's first wait."""
+    released: tuple[int, ...] = ()
+    """Base index of the last of the first waits of a call's gathers; `needed` for one alone."""
 
     def slot(self, boundary: int) -> int:
         """Number of fixed skeleton entries before a boundary."""
@@ -47,9 +50,17 @@ class Frame:
         return self.fixed[slot - 1] + 1 if slot > 0 else 0
 
 
-def build_frame(graph: OverlapGraph, skeleton: Skeleton) -> Frame:
-    """Take the launch groups out of the program order and number what is left."""
-    gathers = skeleton.gathers
+def build_frame(
+    graph: OverlapGraph, skeleton: Skeleton, gathers: tuple[LaunchGroup, ...] | None = None
+) -> Frame:
+    """Take the launch groups out of the program order and number what is left.
+
+    Args:
+        graph, skeleton: of one rank.
+        gathers: launch groups of coalesced calls, from `join`; None: each gather is alone.
+    """
+    gathers = skeleton.gathers if gathers is None else gathers
+    waits = {group.launch: group.waits[0] for group in skeleton.gathers}
     moving = {member for group in gathers for member in group.members}
     base: list[int] = []
     boundary_of: list[int] = []
@@ -57,7 +68,7 @@ def build_frame(graph: OverlapGraph, skeleton: Skeleton) -> Frame:
         boundary_of.append(len(base))
         if position not in moving:
             base.append(position)
-    launches = {group.launch for group in gathers}
+    launches = {launch for group in gathers for launch in group.launches}
     floors = []
     for group in gathers:
         floor = 0
@@ -75,6 +86,9 @@ def build_frame(graph: OverlapGraph, skeleton: Skeleton) -> Frame:
         floors=tuple(floors),
         originals=tuple(boundary_of[group.launch] for group in gathers),
         needed=tuple(boundary_of[group.waits[0]] for group in gathers),
+        released=tuple(
+            max(boundary_of[waits[launch]] for launch in group.launches) for group in gathers
+        ),
     )
 
 
@@ -82,15 +96,21 @@ def rebuild_order(frame: Frame, boundaries: Sequence[int]) -> tuple[int, ...]:
     """The order of positions with each gather launched at its boundary.
 
     A member of a launch group moves forward only, never back, and nodes that share a boundary
-    keep their program order, so gathers never swap and rebuilding twice changes nothing.
+    keep their program order, so gathers never swap and rebuilding twice changes nothing. The
+    launches of a coalesced call follow each other, behind what prepares their inputs.
     """
-    arrivals: list[list[int]] = [[] for _ in range(len(frame.base) + 1)]
+    arrivals: list[list[tuple[tuple[int, int, int], int]]]
+    arrivals = [[] for _ in range(len(frame.base) + 1)]
     for group, boundary in zip(frame.gathers, boundaries, strict=True):
+        launches = frozenset(group.coalesced)
         for member in group.members:
-            arrivals[min(boundary, frame.boundary_of[member])].append(member)
+            key = (member, 0, 0)
+            if launches:
+                key = (group.launch, int(member in launches), member)
+            arrivals[min(boundary, frame.boundary_of[member])].append((key, member))
     order: list[int] = []
     for boundary, members in enumerate(arrivals):
-        order.extend(sorted(members))
+        order.extend(member for _, member in sorted(members))
         if boundary < len(frame.base):
             order.append(frame.base[boundary])
     return tuple(order)

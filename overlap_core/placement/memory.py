@@ -15,21 +15,25 @@ __all__ = ["memory_floors"]
 def memory_floors(graph: OverlapGraph, frame: Frame, bound_bytes: int | None) -> tuple[int, ...]:
     """For each gather the earliest boundary at which it fits beside those before it.
 
-    A gather is in flight from its launch to its first wait. Since gathers never swap, gather i
-    fits once enough of its predecessors have been waited for; a gather that is larger than the
-    bound by itself waits for all of them. Unknown sizes count as nothing.
+    A gather is in flight from its launch to its first wait, a coalesced call to the last of them.
+    Since gathers never swap, gather i fits once enough of its predecessors have been waited for;
+    a gather that is larger than the bound by itself waits for all of them. Unknown sizes count
+    as nothing.
     """
     if bound_bytes is None:
         return (0,) * len(frame.gathers)
+    sizes = [
+        sum(graph.nodes[launch].nbytes or 0 for launch in group.launches) for group in frame.gathers
+    ]
     floors: list[int] = []
     total = 0
     done = 0
     floor = 0
-    for ordinal, group in enumerate(frame.gathers):
-        total += graph.nodes[group.launch].nbytes or 0
+    for ordinal, nbytes in enumerate(sizes):
+        total += nbytes
         while total > bound_bytes and done < ordinal:
-            total -= graph.nodes[frame.gathers[done].launch].nbytes or 0
-            floor = max(floor, frame.needed[done] + 1)
+            total -= sizes[done]
+            floor = max(floor, frame.released[done] + 1)
             done += 1
         floors.append(floor)
     return tuple(floors)

@@ -29,7 +29,7 @@ class GatherPlacement:
     """One gather's place. `floor <= boundary <= original` always holds."""
 
     gather: str
-    """Name of the launch node on this rank."""
+    """Name of the launch node on this rank; of the first launch of a coalesced call."""
     ordinal: int
     """Which of the moving gathers this is, from 0 in program order; equal on all ranks."""
     floor: int
@@ -40,6 +40,8 @@ class GatherPlacement:
     slot: int
     verdict: Verdict
     why: str
+    coalesced: tuple[str, ...] = ()
+    """Names of all launches of a coalesced call, in order; empty: the gather is alone."""
 
 
 @frozen(kw_only=True)

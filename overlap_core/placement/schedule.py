@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from overlap_core.costs import IDEAL
 from overlap_core.graph import NodeKind
 
 from .memory import memory_floors
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from overlap_core.config import OverlapConfig
-    from overlap_core.costs import Cost
+    from overlap_core.costs import Cost, Machine
     from overlap_core.graph import OverlapGraph
     from overlap_core.skeleton import Skeleton
 
     from .frame import Frame
+    from .timeline import Coalesced
 
 __all__ = ["align", "propose"]
+
+_CONTENTION = 1.5
+"""A gather beside compute takes this many times its time alone, where nobody has measured it."""
 
 _REGIONS_TO_TRY = 8
 """How many stretches between uses of its own group a gather looks back through, from its wait."""
@@ -57,20 +62,31 @@ def propose(
     config: OverlapConfig,
     *,
     pinned: bool = False,
+    calls: Sequence[Coalesced] = (),
+    machine: Machine = IDEAL,
+    bound_bytes: int | None = None,
 ) -> Plan:
     """The placements that this rank would choose alone.
 
     Args:
         graph, skeleton, frame, costs: of one rank.
-        config: contention, slack and the memory bound.
+        config: contention and slack.
         pinned: keep every gather behind the skeleton entry that it follows.
+        calls: the coalesced calls of the frame.
+        machine: what the host costs, and how much compute slows gathers.
+        bound_bytes: most bytes of gathered weights in flight; None: as configured, if at all.
 
     Returns:
         A plan with `floor <= boundary <= original` for each gather and boundaries that never
         decrease. It launches no gather later than program order does.
     """
     axes: dict[tuple[str, ...], _Axis] = {}
-    memory = memory_floors(graph, frame, config.max_in_flight_bytes)
+    together = {call.launches[0]: call.ns for call in calls}
+    contention = _contention(config, machine)
+    starved = _starved_ns(graph, skeleton, frame, costs, machine)
+    if bound_bytes is None:
+        bound_bytes = config.max_in_flight_bytes
+    memory = memory_floors(graph, frame, bound_bytes)
     starts: dict[str, int] = {}
     boundary_after = len(frame.base)
     chosen: list[GatherPlacement] = []
@@ -80,7 +96,7 @@ def propose(
         key = _queue_names(graph, skeleton, group.launch)
         axis = axes.get(key)
         if axis is None:
-            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key)
+            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key, starved)
         floor = frame.floors[ordinal]
         limit = Verdict.COMPUTE_LIMITED
         if pinned and (pin := frame.slot_start(frame.slot(original))) > floor:
@@ -88,7 +104,8 @@ def propose(
         if memory[ordinal] > floor:
             floor, limit = min(memory[ordinal], original), Verdict.MEMORY_LIMITED
         ceiling = min(original, boundary_after)
-        need_ns = round((costs[group.launch].ns or 0) * config.contention) + config.slack_ns
+        alone_ns = together.get(group.launch, costs[group.launch].ns or 0)
+        need_ns = round(alone_ns * contention) + config.slack_ns
         end = min(axis.at[frame.needed[ordinal]], *(starts.get(q, axis.at[-1]) for q in key))
         oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
         start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
@@ -105,6 +122,7 @@ def propose(
                 slot=frame.slot(boundary),
                 verdict=Verdict.HIDDEN if start >= axis.at[boundary] else limit,
                 why="",
+                coalesced=tuple(graph.nodes[launch].name for launch in group.coalesced),
             )
         )
     return align(Plan(placements=tuple(reversed(chosen))), frame)
@@ -172,19 +190,55 @@ def _queue_names(graph: OverlapGraph, skeleton: Skeleton, position: int) -> tupl
     return groups or ((graph.nodes[position].group or "?"),)
 
 
+def _contention(config: OverlapConfig, machine: Machine) -> float:
+    if config.contention is not None:
+        return config.contention
+    return machine.gather_slowdown if machine.measured else _CONTENTION
+
+
+def _starved_ns(
+    graph: OverlapGraph,
+    skeleton: Skeleton,
+    frame: Frame,
+    costs: Sequence[Cost],
+    machine: Machine,
+) -> list[int]:
+    """For each base node the time in which the compute stream has nothing to do before it.
+
+    The host is late then, and a gather may run in that time as it may beside compute.
+    """
+    members = {launch: group for group in frame.gathers for launch in group.launches}
+    starved = [0] * len(frame.base)
+    host = device = 0
+    for position, node in enumerate(graph.nodes):
+        ns = costs[position].ns or 0
+        if (group := members.get(position)) is not None:
+            if position == group.launch:
+                host += machine.call_host_ns(len(group.launches))
+            continue
+        host += machine.host_ns(node.kind, ns)
+        index = frame.boundary_of[position]
+        on_stream = ns and node.kind not in (NodeKind.COLLECTIVE, NodeKind.WAIT)
+        if on_stream and index < len(frame.base) and frame.base[index] == position:
+            starved[index] = max(0, host - device)
+            device = max(device, host) + ns
+    return starved
+
+
 def _build_axis(
     graph: OverlapGraph,
     skeleton: Skeleton,
     frame: Frame,
     costs: Sequence[Cost],
     key: tuple[str, ...],
+    starved: Sequence[int],
 ) -> _Axis:
     free: list[int] = []
     barriers: list[int] = []
     queued: list[tuple[int, int]] = []
     unknown = ("?",)
     for index, position in enumerate(frame.base):
-        ns = costs[position].ns or 0
+        ns = (costs[position].ns or 0) + starved[index]
         communication = skeleton.communication.get(position)
         if communication is None:
             free.append(ns)
@@ -194,7 +248,7 @@ def _build_axis(
         if graph.nodes[position].kind is NodeKind.COLLECTIVE:
             free.append(0)
             if shared:
-                queued.append((index, ns))
+                queued.append((index, costs[position].ns or 0))
         else:
             free.append(max(0, ns - network_share_ns(costs[position])))
             if shared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .agreements import Agreement, AgreementBook, GraphKey
 from .common_order import CommonOrder
 from .consensus import reconcile
-from .lockstep import Measurer, agree_on_costs
+from .lockstep import Measurer, agree_on_costs, agree_on_machine
 from .memory import run_in_memory, run_loopback
 from .messages import Commitment, Proposal, decode_each, decode_votes, encode_vote
 from .negotiation import Decide, Share, share_distinct
@@ -28,6 +28,7 @@ __all__ = [
     "StoreExchange",
     "Vote",
     "agree_on_costs",
+    "agree_on_machine",
     "connected_scopes",
     "decode_each",
     "decode_votes",

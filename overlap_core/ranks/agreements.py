@@ -20,6 +20,10 @@ def _ints(values: object) -> tuple[int, ...]:
     return tuple(values)  # type: ignore[arg-type]
 
 
+def _rows_of_ints(values: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(_ints, values))  # type: ignore[call-overload]
+
+
 @frozen(kw_only=True, order=True)
 class GraphKey:
     """Which graphs share an agreement."""
@@ -42,6 +46,8 @@ class Agreement:
     """The ranks that decided, ascending."""
     sequence: tuple[int, ...] = field(default=(), converter=_ints)
     """Ordinals of the skeleton entries in the committed order; empty: as in program order."""
+    calls: tuple[tuple[int, ...], ...] = field(default=(), converter=_rows_of_ints)
+    """Ordinals of the entries of each coalesced call, in order."""
     lasting: bool = True
     """False: decided because a rank was late or failed, so it holds for this run only."""
 

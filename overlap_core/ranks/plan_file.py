@@ -43,7 +43,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _PAUSE_S = 0.01
 
 
@@ -61,7 +61,10 @@ class PlanFile:
         """For each scope a digest of what all of its ranks must hold."""
         found: dict[tuple[int, ...], list[list[object]]] = {}
         for key, agreed in self.agreements:
-            row: list[object] = [key.code, key.structure, agreed.mode, agreed.sequence]
+            row: list[object] = [
+                *(key.code, key.structure),
+                *(agreed.mode, agreed.sequence, agreed.calls),
+            ]
             found.setdefault(agreed.scope, []).append(row)
         return {scope: _digest(sorted(rows)) for scope, rows in sorted(found.items())}
 

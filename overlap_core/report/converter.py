@@ -11,9 +11,10 @@ from cattrs import Converter, transform_error
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from overlap_core.costs import Cost, CostRequest, CostSource, Dim
+from overlap_core.costs import Cost, CostRequest, CostSource, Dim, Machine
 from overlap_core.graph import OverlapGraph, Size
 from overlap_core.outcome import GatherOutcome
+from overlap_core.placement import Coalesced
 from overlap_core.ranks import Mode, Vote
 from overlap_core.skeleton import SkeletonEntry
 
@@ -27,9 +28,11 @@ _BY_HAND = ("graph", "costs", "requests")
 """Attributes that the file holds in another form."""
 _TYPES: dict[str, Any] = {
     "Any": Any,
+    "Coalesced": Coalesced,
     "Cost": Cost,
     "CostRequest": CostRequest,
     "GatherOutcome": GatherOutcome,
+    "Machine": Machine,
     "Mapping": Mapping,
     "Mode": Mode,
     "OverlapGraph": OverlapGraph,
@@ -121,6 +124,12 @@ def _structure_content(value: object, _: object) -> Mapping[str, Any]:
     raise ValueError(f"expected an object, got {value!r:.60}")
 
 
+def _structure_float(value: object, _: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError(f"expected a number, got {value!r:.60}")
+
+
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True)
 
@@ -131,6 +140,7 @@ def _make_converter() -> Converter:
 
     for kind in (int, str, bool):
         converter.register_structure_hook(kind, _strict(kind))
+    converter.register_structure_hook(float, _structure_float)
     for enum in (Mode, CostSource):
         converter.register_structure_hook(enum, _structure_enum)
     converter.register_structure_hook_func(lambda t: t == Size, _structure_size)

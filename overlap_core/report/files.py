@@ -1,4 +1,4 @@
-"""The report file, version 1: JSON with the graph file's content, so that it can be run again.
+"""The report file, version 2: JSON with the graph file's content, so that it can be run again.
 
 Its keys are the names of `Report`'s attributes, but for the costs: they are kept as the cost
 table (one entry a structural key, with the nodes that share it), and `keys_from_graph` says
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE_VERSION", "load_report", "report_from_json", "report_to_json", "save_report"]
 
-FILE_VERSION = 1
+FILE_VERSION = 2
 
 
 def report_to_json(report: RankOutcome) -> dict[str, Any]:
@@ -135,6 +135,9 @@ def _check(report: Report) -> None:
         raise ValueError("order: not the names of all nodes of the graph, each once")
     if len(report.costs) not in (0, len(graph.nodes)):
         raise ValueError(f"costs: of {len(report.costs)} nodes; the graph has {len(graph.nodes)}")
+    for call in report.coalesced:
+        if not all(0 <= position < len(graph.nodes) for position in call.launches):
+            raise ValueError(f"coalesced: no such positions: {call.launches}")
     named: dict[str, Iterable[str]] = {
         "collectives": report.collectives,
         "gathers": (gather.name for gather in report.gathers),

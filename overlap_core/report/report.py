@@ -65,7 +65,7 @@ class Report(RankOutcome):
         return {verdict: found[verdict] for verdict in (*known, *sorted({*found} - {*known}))}
 
     def save(self, path: str | PathLike[str], host: PluginHost | None = None) -> None:
-        """Write the report file (JSON, version 1) that `load` reads back to an equal report.
+        """Write the report file (JSON, version 2) that `load` reads back to an equal report.
 
         Raises:
             ReportFileError: the file cannot be written.

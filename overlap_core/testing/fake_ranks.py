@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from overlap_core.config import OverlapConfig
-from overlap_core.pipeline import prepare
 from overlap_core.simulation import simulate_views
 from overlap_core.testing.graphs import on_ranks
 from overlap_core.testing.hosts import host_with
+from overlap_core.views import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from overlap_core.graph import OverlapGraph
     from overlap_core.outcome import RankOutcome
-    from overlap_core.pipeline import RankView
+    from overlap_core.views import RankView
 
 __all__ = ["FakeRanks"]
 

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from overlap_core.errors import TraceFileError
 
-from .expected import Call, expected_gathers, expected_waits
+from .expected import Call, expected_gathers, expected_waits, first_launches
 from .intervals import length, subtract, union
 from .kernels import interval_of, kernel_kinds, stream_of
 from .matching import match_steps
@@ -23,6 +23,7 @@ from .steps import split_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from overlap_core.outcome import GatherOutcome
     from overlap_core.report import Report
 
     from .intervals import Interval
@@ -35,11 +36,17 @@ _WAIT_OP = "_c10d_functional::wait_tensor"
 
 @frozen(kw_only=True)
 class MeasuredGather:
-    """One weight gather; nanoseconds, measured ones are medians over the profiled steps."""
+    """One weight gather, or one coalesced call of several.
+
+    Nanoseconds; measured ones are medians over the profiled steps.
+    """
 
     report: int
     """Which of the reports it is of."""
     name: str
+    """Of the launch, of a call's first one."""
+    gathers: int
+    """How many weights the call gathers."""
     group: str | None
     cost_ns: int | None
     """Predicted time of the gather; None: unknown."""
@@ -182,21 +189,28 @@ def _beside(
     gathers = []
     graph = report.graph
     assert graph is not None
+    first = first_launches(report)
+    times = {graph.nodes[call.launches[0]].name: call.ns for call in report.coalesced}
+    together: dict[str, list[GatherOutcome]] = {}
     for gather in sorted(report.gathers, key=lambda gather: gather.target):
-        position = graph.index[gather.name]
-        runs = found.get(Call(report=index, name=gather.name), [])
+        together.setdefault(first.get(gather.name, gather.name), []).append(gather)
+    for name, parts_of_call in together.items():
+        position = graph.index[name]
+        alone_ns = report.costs[position].ns if report.costs else None
+        runs = found.get(Call(report=index, name=name), [])
         if not runs:
-            raise TraceFileError(f"nothing in the trace matches gather {gather.name!r}")
+            raise TraceFileError(f"nothing in the trace matches gather {name!r}")
         took = [sample.took_us for parts in runs for sample in parts if sample.took_us is not None]
         gathers.append(
             MeasuredGather(
                 report=index,
-                name=gather.name,
+                name=name,
+                gathers=len(parts_of_call),
                 group=graph.nodes[position].group,
-                cost_ns=report.costs[position].ns if report.costs else None,
+                cost_ns=times.get(name, alone_ns),
                 took_ns=round(median(took) * 1000) if took else None,
-                exposed_ns_before=gather.exposed_ns_before,
-                exposed_ns_after=gather.exposed_ns_after,
+                exposed_ns_before=sum(one.exposed_ns_before for one in parts_of_call),
+                exposed_ns_after=sum(one.exposed_ns_after for one in parts_of_call),
                 exposed_ns=round(median(sum(s.exposed_us for s in parts) for parts in runs) * 1000),
             )
         )

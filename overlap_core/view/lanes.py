@@ -11,7 +11,7 @@ from attrs import frozen
 from overlap_core.graph import NodeKind
 from overlap_core.placement import SpanKind
 
-from .rebuilt import queue_labels, rebuild_model
+from .rebuilt import queue_labels, rebuild_models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +47,11 @@ class BlockKind(StrEnum):
     COLLECTIVE = "collective"
     LAUNCH = "launch"
     WAIT = "wait"
+    ISSUE = "issue"
+    """The host issues compute; it does so only where that takes time."""
+
+
+_ON_HOST = {NodeKind.WAIT: BlockKind.WAIT, NodeKind.COLLECTIVE: BlockKind.LAUNCH}
 
 
 class LaneKind(StrEnum):
@@ -59,7 +64,7 @@ class LaneKind(StrEnum):
 
 @frozen(kw_only=True)
 class Block:
-    """A stretch of time on a lane, in nanoseconds; launches and waits take none."""
+    """A stretch of time on a lane, in nanoseconds; none where the host is not timed."""
 
     kind: BlockKind
     position: int
@@ -85,6 +90,8 @@ class OrderTimeline:
     total_ns: int
     exposed_ns: int
     """Time in which the compute stream waits for weight gathers."""
+    issuers: Mapping[int, int]
+    """For each launch the one that stands for it on its group: that which issues its call."""
 
 
 @frozen(kw_only=True)
@@ -119,10 +126,14 @@ def build_timelines(reports: Sequence[tuple[str, Report]]) -> tuple[RankTimeline
     ranks = Counter(report.rank for _, report in reports)
     built = []
     for name, report in reports:
-        graph, model = rebuild_model(report)
+        graph, *models = rebuild_models(report)
         labels = queue_labels(report, graph)
         orders = (range(len(graph.nodes)), report.positions)
-        before, after = (_timeline(report, graph, labels, model.spans(o)) for o in orders)
+        calls = ({}, {p: call.launches for call in report.coalesced for p in call.launches})
+        before, after = (
+            _timeline(report, graph, labels, model.spans(order), calls_of)
+            for model, order, calls_of in zip(models, orders, calls, strict=True)
+        )
         label = f"rank {report.rank}"
         built.append(
             RankTimeline(
@@ -138,24 +149,33 @@ def build_timelines(reports: Sequence[tuple[str, Report]]) -> tuple[RankTimeline
 
 
 def _timeline(
-    report: Report, graph: OverlapGraph, labels: dict[str, str], spans: tuple[Span, ...]
+    report: Report,
+    graph: OverlapGraph,
+    labels: dict[str, str],
+    spans: tuple[Span, ...],
+    calls: dict[int, tuple[int, ...]],
 ) -> OrderTimeline:
     gathers = {graph.index[gather.name] for gather in report.gathers}
-    waited: dict[int, tuple[int, int]] = {}
+    issuers = {
+        launch: span.position
+        for span in spans
+        if span.kind is SpanKind.NETWORK
+        for launch in calls.get(span.position, (span.position,))
+    }
+    waited: dict[int, int] = {}
+    """By the launch that issued a call, when the stream began to wait for it."""
     host: list[Block] = []
     compute: list[Block] = []
     groups: dict[str, list[Block]] = {queue: [] for queue in labels}
     for span in spans:
         if span.kind is SpanKind.IDLE:
-            start, _ = waited.get(span.position, (span.start_ns, 0))
-            waited[span.position] = (start, span.end_ns)
+            waited.setdefault(issuers[span.position], span.start_ns)
     for span in spans:
         node = graph.nodes[span.position]
         is_gather = span.position in gathers
         match span.kind:
             case SpanKind.ISSUED:
-                is_wait = node.kind is NodeKind.WAIT
-                host.append(_block(span, BlockKind.WAIT if is_wait else BlockKind.LAUNCH))
+                host.append(_block(span, _ON_HOST.get(node.kind, BlockKind.ISSUE)))
             case SpanKind.IDLE:
                 compute.append(_block(span, BlockKind.EXPOSED if is_gather else BlockKind.IDLE))
             case SpanKind.COMPUTE:
@@ -183,6 +203,7 @@ def _timeline(
         exposed_ns=sum(
             block.end_ns - block.start_ns for block in compute if block.kind is BlockKind.EXPOSED
         ),
+        issuers=issuers,
     )
 
 
@@ -190,9 +211,9 @@ def _block(span: Span, kind: BlockKind) -> Block:
     return Block(kind=kind, position=span.position, start_ns=span.start_ns, end_ns=span.end_ns)
 
 
-def _split(span: Span, waited: tuple[int, int] | None) -> list[Block]:
+def _split(span: Span, waited: int | None) -> list[Block]:
     """A gather as the part that compute hides and the part for which compute waits."""
-    cut = span.end_ns if waited is None else max(span.start_ns, min(waited[0], span.end_ns))
+    cut = span.end_ns if waited is None else max(span.start_ns, min(waited, span.end_ns))
     parts = (
         (BlockKind.GATHER, span.start_ns, cut),
         (BlockKind.EXPOSED, cut, span.end_ns),

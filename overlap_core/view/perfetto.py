@@ -19,6 +19,7 @@ __all__ = ["to_chrome_trace"]
 
 _COLOURS = {BlockKind.EXPOSED: "terrible", BlockKind.IDLE: "grey"}
 """Names from chrome://tracing's palette; Perfetto picks its own colours."""
+_ON_HOST = (BlockKind.LAUNCH, BlockKind.WAIT, BlockKind.ISSUE)
 
 
 def to_chrome_trace(timelines: Sequence[RankTimeline]) -> dict[str, Any]:
@@ -56,9 +57,11 @@ def _event(timeline: RankTimeline, block: Block, pid: int, tid: int) -> dict[str
     name = timeline.graph.nodes[block.position].name
     place = {"pid": pid, "tid": tid, "ts": block.start_ns / 1000, "cat": str(block.kind)}
     args = describe_node(timeline, block.position)
-    if block.kind in (BlockKind.LAUNCH, BlockKind.WAIT):
-        return {"ph": "i", "s": "t", "name": f"{block.kind} {name}", **place, "args": args}
     shown = name
+    if block.kind in _ON_HOST:
+        shown = f"{block.kind} {name}"
+        if block.end_ns == block.start_ns:
+            return {"ph": "i", "s": "t", "name": shown, **place, "args": args}
     if block.kind in (BlockKind.EXPOSED, BlockKind.IDLE):
         shown = f"{BLOCK_WORDS[block.kind]}: {name}"
     event = {"ph": "X", "name": shown, **place, "dur": (block.end_ns - block.start_ns) / 1000}
@@ -86,8 +89,9 @@ def _arrows(
         _, waits = find_waits(graph, launch, communicates)
         readers = {reader for wait in waits for reader in graph.successors[wait]}
         needed = [running[reader] for reader in readers if reader in running]
-        if launch in starts and needed:
-            tid, start_ns = starts[launch]
+        issuer = order.issuers.get(launch, launch)
+        if issuer in starts and needed:
+            tid, start_ns = starts[issuer]
             common = {"name": "gather", "cat": "flow", "pid": pid, "id": next(flows)}
             yield {"ph": "s", "tid": tid, "ts": start_ns / 1000, **common}
             yield {"ph": "f", "bp": "e", "tid": 1, "ts": min(needed) / 1000, **common}

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from overlap_core.graph import OverlapGraph
     from overlap_core.report import Report
 
-__all__ = ["queue_labels", "rebuild_model"]
+__all__ = ["queue_labels", "rebuild_models"]
 
 
-def rebuild_model(report: Report) -> tuple[OverlapGraph, TimelineModel]:
-    """The graph of a report, and the model that predicts its orders.
+def rebuild_models(report: Report) -> tuple[OverlapGraph, TimelineModel, TimelineModel]:
+    """The graph of a report, and the models that predict its program order and its final one.
 
     Each group's queue is called after the group's number in the skeleton. Predictions are those
     of the report itself: the skeleton says all that the model asks of a classification.
@@ -41,7 +41,11 @@ def rebuild_model(report: Report) -> tuple[OverlapGraph, TimelineModel]:
         communication=communication,
         gathers=(),
     )
-    return graph, TimelineModel(graph, skeleton, report.costs)
+    before = TimelineModel(graph, skeleton, report.costs, report.machine)
+    if not report.coalesced:
+        return graph, before, before
+    after = TimelineModel(graph, skeleton, report.costs, report.machine, report.coalesced)
+    return graph, before, after
 
 
 def queue_labels(report: Report, graph: OverlapGraph) -> dict[str, str]:

@@ -21,6 +21,7 @@ BLOCK_WORDS = {
     BlockKind.IDLE: "idle for other communication",
     BlockKind.LAUNCH: "launch",
     BlockKind.WAIT: "wait",
+    BlockKind.ISSUE: "host issues compute",
 }
 """In the order of the legend."""
 
@@ -47,6 +48,8 @@ def describe_node(timeline: RankTimeline, position: int) -> dict[str, Any]:
             "exposed before": _us(gather.exposed_ns_before),
             "exposed after": _us(gather.exposed_ns_after),
         }
+        if gather.call is not None:
+            about["coalesced call"] = gather.call
     return about
 
 

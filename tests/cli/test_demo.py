@@ -34,7 +34,7 @@ def run(*args: str) -> Result:
 def test_demo_ends_in_the_mode_that_the_divergence_calls_for(
     arguments: tuple[str, ...], mode: str
 ) -> None:
-    result = run("--blocks", "2", *arguments)
+    result = run("--blocks", "1", *arguments)
     assert result.exit_code == 0, result.output
     assert f"mode: {mode} - " in result.stdout
     assert result.stdout.count("│ equal") == 2

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from typing import TYPE_CHECKING
 
 import pytest
+
+from overlap_core import verdicts
+from overlap_core.placement import Verdict
+from overlap_core.ranks import Mode
 
 from ..wheels import CORE, REPO_ROOT, FreshEnvironment, fresh_environment, wheels
 from .faulty import HOOKS
@@ -16,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-LINKING = (REPO_ROOT / "README.md", *sorted(PAGES.rglob("*.md")))
+READING = REPO_ROOT / "docs" / "reading-a-report.md"
+LINKING = (REPO_ROOT / "README.md", READING, *sorted(PAGES.rglob("*.md")))
 
 
 @pytest.mark.ranks
@@ -27,6 +34,27 @@ def test_blocks_run(fresh_environment: FreshEnvironment, name: str) -> None:
     page = PAGES / f"{name}.md"
     assert blocks_of(page)
     follow(page, environment, environment.work / name, timeout=200)
+
+
+@pytest.mark.timeout(400)
+def test_a_report_reads_as_its_page_shows(fresh_environment: FreshEnvironment) -> None:
+    environment = fresh_environment(CORE)
+    follow(READING, environment, environment.work / "reading", timeout=100)
+
+
+def test_the_page_about_reports_has_every_mode_verdict_and_reason() -> None:
+    text = READING.read_text(encoding="utf-8")
+    for word in (*Mode, *Verdict):
+        assert f"| `{word}` |" in text or f"`{word}`, `" in text, word
+    function = ast.parse(inspect.getsource(verdicts._judge)).body[0]
+    doc = ast.get_docstring(function, clean=False)
+    said = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+    reasons = [
+        one.strip(" :()=") for one in said if isinstance(one, str) and one != doc and one[:1] != "."
+    ]
+    assert len(reasons) > 10
+    flat = " ".join(text.split())
+    assert [reason for reason in reasons if reason not in flat] == []
 
 
 def test_the_index_lists_every_hook_and_every_page() -> None:

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
 
 import overlap_core as oc
+from overlap_core.costs import Machine
+from overlap_core.host import PluginHost
+from overlap_core.inductor.adapter import adapt
 from overlap_core.inductor.intercept import SilentCollectives
+from overlap_core.inductor.measure import DeviceMeasurer
 from overlap_core.inductor.op_names import unknown_registrations
+from overlap_core.inductor.probes import MachineProbes, slowdown
+from overlap_core.pipeline import prepare
+from overlap_core.ranks import agree_on_costs, run_loopback
+from overlap_core.ranks.lockstep import agree_on_machine
 from overlap_core.registry import OpRegistry
 
 if TYPE_CHECKING:
@@ -55,14 +67,80 @@ def compile_only(fn: Any, *args: Any, look: Any = None, **config: Any) -> dict[s
     return {n.op: c for n, c in zip(report.graph.nodes, report.costs, strict=False)}
 
 
+def probed(device: str, *, times: int = 1) -> list[tuple[DeviceMeasurer, Machine]]:
+    """Who would time a small model, and the machine that it agreed on with itself, some times."""
+    found: list[tuple[DeviceMeasurer, Machine]] = []
+
+    def look(snodes: list[Any]) -> list[Any]:
+        config = oc.OverlapConfig()
+        host = PluginHost.discover(config)
+        adapted = adapt(snodes, V.graph, 0, 1)
+        view = prepare(adapted.graph, config, host, adapted.requests)
+        assert view.skeleton is not None, view.fault
+        for _ in range(times):
+            measurer = DeviceMeasurer(
+                snodes, adapted.requests, view.skeleton, adapted.sizes, config, host
+            )
+            run_loopback(agree_on_costs(measurer, 0), 0, 1)
+            found.append((measurer, run_loopback(agree_on_machine(measurer, 0), 0, 1)))
+        raise Stop
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return quiet(x) @ gather(w)
+
+    options = {**oc.inductor_options(), PASSES: [look]}
+    inputs = torch.ones(64, 64, device=device), torch.ones(64, 64, device=device)
+    with pytest.raises(Stop), torch.no_grad():
+        torch.compile(model, fullgraph=True, options=options)(*inputs)
+    return found
+
+
+def test_on_a_cpu_the_host_is_never_late(real_world: None) -> None:
+    [(measurer, machine)] = probed("cpu")
+    assert machine == Machine()
+    assert measurer.offer_probes() == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_machine_with_a_gpu_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    run = MachineProbes.run
+    monkeypatch.setattr(MachineProbes, "run", lambda s, name: runs.append(name) or run(s, name))
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        (_, first), (measurer, second) = probed("cuda:0", times=2)
+    finally:
+        dist.destroy_process_group()
+    assert runs == ["collective", "contention/0/1048576", "kernel"]
+    # Opaque ops are each graph's own.
+    assert evolve(first, opaque_host_ns=0) == evolve(second, opaque_host_ns=0)
+    assert set(measurer.offer_probes()) == {*runs, "opaque"}
+    assert first.measured
+    host = first.kernel_host_ns, first.collective_host_ns, first.wait_host_ns
+    assert min(*host, first.opaque_host_ns) > 0
+
+
+@given(st.floats(1e3, 1e8), st.floats(1e3, 1e8), st.floats(1, 3.9), st.floats(1, 3.9))
+def test_slowdowns_are_found_however_long_two_works_run_together(
+    one_ns: float, other_ns: float, slows_one: float, slows_other: float
+) -> None:
+    """Two works start together; when one is done, the other goes on at its full speed."""
+    first, second = one_ns * slows_one, other_ns * slows_other
+    if first <= second:
+        took_one, took_other = first, first + other_ns - first / slows_other
+    else:
+        took_one, took_other = second + one_ns - second / slows_one, second
+    both_ns = min(took_one, took_other)
+    assert slowdown(one_ns, took_one, both_ns) == pytest.approx(slows_one, rel=0.01)
+    assert slowdown(other_ns, took_other, both_ns) == pytest.approx(slows_other, rel=0.01)
+
+
 def dynamic_model(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.sin(torch.cat([x, x[1:]]) @ gather(w)) @ gather(v)
 
 
 def test_profiling_adds_no_guard(real_world: None) -> None:
     """The guards with measured costs are those with the pass switched off."""
-    from torch._inductor.virtualized import V
-
     found: list[list[str]] = []
 
     def look() -> None:

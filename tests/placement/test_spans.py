@@ -7,21 +7,30 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_core.costs import resolve_costs
-from overlap_core.placement import Span, SpanKind, TimelineModel
+from overlap_core.costs import IDEAL, Machine, resolve_costs
+from overlap_core.placement import Coalesced, Span, SpanKind, TimelineModel
 from overlap_core.testing.strategies import graphs
 
 from ..small_graphs import gather, graph_of, mm, opaque, reduce_scatter, skeleton_of, wait
+from .random_runs import machines, random_calls
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
     from overlap_core import Node, OverlapGraph
 
 
-def model_of(graph: OverlapGraph) -> TimelineModel:
-    return TimelineModel(graph, skeleton_of(graph), resolve_costs(graph, lambda request: None))
+def model_of(
+    graph: OverlapGraph, machine: Machine = IDEAL, coalesced: Sequence[Coalesced] = ()
+) -> TimelineModel:
+    costs = resolve_costs(graph, lambda request: None)
+    return TimelineModel(graph, skeleton_of(graph), costs, machine, coalesced)
 
 
-def spans(*nodes: Node) -> list[tuple[str, str, int, int]]:
+def spans(
+    *nodes: Node, machine: Machine = IDEAL, coalesced: Sequence[Coalesced] = ()
+) -> list[tuple[str, str, int, int]]:
     """Kind, node (with the group for time on the network), start, end."""
     graph = graph_of(*nodes)
     return [
@@ -31,7 +40,7 @@ def spans(*nodes: Node) -> list[tuple[str, str, int, int]]:
             span.start_ns,
             span.end_ns,
         )
-        for span in model_of(graph).spans(range(len(nodes)))
+        for span in model_of(graph, machine, coalesced).spans(range(len(nodes)))
     ]
 
 
@@ -59,30 +68,59 @@ def test_an_opaque_op_waits_for_its_group_and_then_uses_it() -> None:
     ]
 
 
-def test_collectives_of_one_group_queue() -> None:
+def test_collectives_of_one_group_queue_and_those_of_two_share() -> None:
     found = spans(gather("g"), reduce_scatter("r", "x"), gather("h", group="1"))
     assert [span for span in found if span[0] == "network"] == [
-        ("network", "g@0", 0, 100),
-        ("network", "r@0", 100, 200),
-        ("network", "h@1", 0, 100),
+        ("network", "g@0", 0, 200),
+        ("network", "r@0", 200, 300),
+        ("network", "h@1", 0, 200),
     ]
 
 
-def by_track(found: tuple[Span, ...]) -> dict[str | None, list[Span]]:
-    """Spans of the compute stream (None) and of each queue."""
-    tracks: dict[str | None, list[Span]] = {}
+def test_the_host_takes_its_time() -> None:
+    machine = Machine(kernel_host_ns=10, collective_host_ns=20, wait_host_ns=5)
+    assert spans(gather("g"), mm("b", ns=30), wait("g"), mm("a", "w.g"), machine=machine) == [
+        ("issued", "g", 0, 20),
+        ("network", "g@0", 20, 120),
+        ("issued", "b", 20, 30),
+        ("compute", "b", 30, 60),
+        ("issued", "w.g", 30, 35),
+        ("idle", "g", 60, 120),
+        ("issued", "a", 35, 45),
+        ("compute", "a", 120, 220),
+    ]
+
+
+def test_a_coalesced_call_is_one_stretch_of_its_first_launch() -> None:
+    nodes = (gather("g"), mm("b", ns=30), gather("h"), wait("h"), wait("g"))
+    call = Coalesced(launches=(0, 2), ns=150)
+    machine = Machine(collective_host_ns=20, member_host_ns=4)
+    assert spans(*nodes, machine=machine, coalesced=[call]) == [
+        ("issued", "g", 0, 24),
+        ("network", "g@0", 24, 174),
+        ("compute", "b", 24, 54),
+        ("issued", "h", 24, 24),
+        ("issued", "w.h", 24, 24),
+        ("idle", "h", 54, 174),
+        ("issued", "w.g", 24, 24),
+    ]
+
+
+def by_track(found: tuple[Span, ...]) -> dict[str, list[Span]]:
+    """Spans of the host, of the compute stream, and of each queue."""
+    tracks: dict[str, list[Span]] = {}
     for span in found:
-        if span.kind is not SpanKind.ISSUED:
-            tracks.setdefault(span.queue, []).append(span)
+        stream = "host" if span.kind is SpanKind.ISSUED else "compute"
+        tracks.setdefault(f"queue {span.queue}" if span.queue else stream, []).append(span)
     return tracks
 
 
-@given(graphs(), st.randoms(use_true_random=False))
-def test_spans_say_what_run_sums_up(graph: OverlapGraph, random: object) -> None:
+@given(graphs(), machines(), st.randoms(use_true_random=False))
+def test_spans_say_what_run_sums_up(graph: OverlapGraph, machine: Machine, random: Random) -> None:
     """In any order, legal or not: the model takes them all."""
-    model = model_of(graph)
     order = list(range(len(graph.nodes)))
-    for positions in (order, sorted(order, key=lambda _: random.random())):  # type: ignore[attr-defined]
+    model = model_of(graph, machine, random_calls(graph, order, random))
+    for positions in (order, sorted(order, key=lambda _: random.random())):
         timeline, found = model.run(positions), model.spans(positions)
         idle: dict[int, int] = {}
         for span in found:

@@ -32,7 +32,7 @@ from ..pipeline_views import same, skewed, slower_unless_pinned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlap_core.pipeline import RankView
+    from overlap_core.views import RankView
     from overlap_core.ranks.negotiation import Protocol
 
 T = TypeVar("T")

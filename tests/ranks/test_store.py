@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlap_core.outcome import RankOutcome
-    from overlap_core.pipeline import RankView
+    from overlap_core.views import RankView
     from overlap_core.ranks.negotiation import Protocol
     from overlap_core.ranks.store import KeyValueStore
 

@@ -337,7 +337,7 @@ GRAPH_FILE = '{"version": 1, "nodes": []}'
         ("{}", "not a report: the key 'version' is missing"),
         ('{"version": true}', "not a report: version is True"),
         ('{"version": 0}', "not a report: version is 0"),
-        ('{"version": 7}', "version 7; this overlap_core reads up to version 1: update it"),
+        ('{"version": 7}', "version 7; this overlap_core reads up to version 2: update it"),
         ('{"version": 1}', "the key 'graph' is missing"),
         ('{"version": NaN}', "not JSON, or cut off: NaN is no JSON number"),
         (f'{{"rank": {2**63}}}', "a number of more than 64 bits: 922337203685"),

@@ -3,7 +3,7 @@
 
 (() => {
   const LABELS = 150;
-  const MARKS = { launch: 3, wait: 2 }; // pixels: they take no time
+  const MARKS = { launch: 3, wait: 2 }; // pixels, where they take no time
   const ON_TOP = ["exposed", "launch"];
   const data = JSON.parse(document.getElementById("data").textContent);
   const { rows, height: contentHeight } = Lanes.layOut(data);
@@ -164,7 +164,7 @@
       if (lane.starts[i] > state.end) break;
       const kind = data.kinds[lane.kinds[i]].name;
       if (!wanted(kind)) continue;
-      const isMark = kind in MARKS;
+      const isMark = kind in MARKS && lane.ends[i] === lane.starts[i];
       const isChosen = lane.nodes[i] === chosen;
       const x = toX(lane.starts[i]);
       const real = toX(lane.ends[i]) - x;

@@ -1,7 +1,12 @@
-"""The ops in compiled models with gathered weights, on two gloo ranks."""
+"""The ops in compiled models with gathered weights, on two gloo ranks.
+
+All cases run in the same processes, each as a job of its own.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +15,11 @@ import torch.distributed as dist
 from attrs import frozen
 from overlap_cp_attention import ring_attention, ulysses_attention
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
+from overlap_core.inductor import clear_records
+from overlap_core.inductor.job import forget_job
 from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(700)]
@@ -21,6 +28,22 @@ OPS = {
     f"overlap_cp.{kind}_attention{way}" for kind in ("ulysses", "ring") for way in ("", "_backward")
 }
 DIM, HEADS, KV_HEADS = 32, 4, 2
+
+
+@frozen(kw_only=True)
+class Case:
+    """Local lengths of the ranks, and how the model runs."""
+
+    lengths: tuple[int, int]
+    dynamic: bool = False
+    train: bool = False
+
+
+CASES = {
+    "even": Case(lengths=(24, 24), train=True),
+    "uneven": Case(lengths=(24, 23), dynamic=True, train=True),
+    "specialized": Case(lengths=(24, 1), dynamic=True),
+}
 
 
 class Block(nn.Module):
@@ -72,35 +95,32 @@ class Seen:
     after: tuple[Any, ...]
 
 
-def run_both_ways(
-    rank: int, world_size: int, lengths: tuple[int, ...], dynamic: bool, train: bool
-) -> Seen:
+def run_case(rank: int, mesh: DeviceMesh, case: Case, plan_dir: str) -> Seen:
     """A step of training or inference in program order, and again with the pass."""
-    mesh = init_device_mesh("cpu", (world_size,))
     model = Model(mesh.get_group())
     shard_module(model, mesh, reshard_after_forward=True)
     generator = torch.Generator().manual_seed(1)
-    whole = torch.randn(2, sum(lengths), DIM, generator=generator)
-    inputs: list[Any] = [whole.split(list(lengths), dim=1)[rank].contiguous()]
-    if dynamic:
-        inputs.append(list(lengths))
+    whole = torch.randn(2, sum(case.lengths), DIM, generator=generator)
+    inputs: list[Any] = [whole.split(list(case.lengths), dim=1)[rank].contiguous()]
+    if case.dynamic:
+        inputs.append(list(case.lengths))
 
     def run(options: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
         torch.compiler.reset()
-        compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, options=options)
+        compiled = torch.compile(model, fullgraph=True, dynamic=case.dynamic, options=options)
         results: list[torch.Tensor] = []
         for _ in range(2):  # the first call compiles, and ranks measure together
             model.zero_grad()
-            with CollectiveRecorder() as recorder, torch.set_grad_enabled(train):
+            with CollectiveRecorder() as recorder, torch.set_grad_enabled(case.train):
                 out = compiled(*inputs)
-                if train:
+                if case.train:
                     out.square().sum().backward()
-            gradients = [p.grad.to_local().clone() for p in model.parameters() if train]  # type: ignore[union-attr]
+            gradients = [p.grad.to_local().clone() for p in model.parameters() if case.train]  # type: ignore[union-attr]
             results = [out.detach(), *gradients]
         return results, tuple(recorder.shared())
 
     expected, before = run({"fx_graph_cache": False})
-    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=120)))
+    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=120, plan_dir=plan_dir)))
     reports = oc.reports()
     costs: dict[str, tuple[int | None, int | None, str, str]] = {}
     for report in reports:
@@ -126,7 +146,26 @@ def run_both_ways(
     )
 
 
-def check(results: list[Seen], mode: str) -> None:
+def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
+    """Every case; none knows what was agreed in another."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    seen = {}
+    for name, case in CASES.items():
+        forget_job()
+        clear_records()
+        plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
+        seen[name] = run_case(rank, mesh, case, plan_dir)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Seen]]:
+    return run_ranks(run_cases, 2, deadline_s=600, tries=3)
+
+
+def check(ranks: list[dict[str, Seen]], name: str, mode: str) -> list[Seen]:
+    """All ranks agree on a case, and gathers moved; what they saw."""
+    results = [rank[name] for rank in ranks]
     for seen in results:
         assert set(seen.modes) == {mode}, seen.whys
         assert seen.equal
@@ -135,11 +174,13 @@ def check(results: list[Seen], mode: str) -> None:
         assert seen.after != seen.before
         assert sorted(seen.after) == sorted(seen.before)
         assert set(seen.skeleton) == set(seen.costs)
+    return results
 
 
-def test_even_splits_are_one_graph_and_the_ops_are_measured() -> None:
-    results = run_ranks(run_both_ways, 2, (24, 24), False, True, deadline_s=300, tries=3)
-    check(results, "identical")
+def test_even_splits_are_one_graph_and_the_ops_are_measured(
+    ranks: list[dict[str, Seen]],
+) -> None:
+    results = check(ranks, "even", "identical")
     for seen in results:
         assert set(seen.costs) == OPS
         for ns, network_ns, source, why in seen.costs.values():
@@ -150,10 +191,11 @@ def test_even_splits_are_one_graph_and_the_ops_are_measured() -> None:
     assert results[0].costs == results[1].costs
 
 
-def test_uneven_splits_are_one_graph_with_other_symbols() -> None:
+def test_uneven_splits_are_one_graph_with_other_symbols(
+    ranks: list[dict[str, Seen]],
+) -> None:
     """Ranks of other lengths would replay other transfers, so this plugin's estimate stands."""
-    results = run_ranks(run_both_ways, 2, (24, 23), True, True, deadline_s=300, tries=3)
-    check(results, "identical")
+    results = check(ranks, "uneven", "identical")
     for seen in results:
         assert set(seen.costs) == OPS
         for ns, network_ns, source, _ in seen.costs.values():
@@ -163,9 +205,10 @@ def test_uneven_splits_are_one_graph_with_other_symbols() -> None:
             assert 0 < network_ns < ns
 
 
-def test_a_specialized_length_is_another_graph_with_the_same_skeleton() -> None:
+def test_a_specialized_length_is_another_graph_with_the_same_skeleton(
+    ranks: list[dict[str, Seen]],
+) -> None:
     """A local length of 1 makes one rank's graph static."""
-    results = run_ranks(run_both_ways, 2, (24, 1), True, False, deadline_s=300, tries=3)
-    check(results, "slot")
+    results = check(ranks, "specialized", "slot")
     for seen in results:
         assert set(seen.costs) == {"overlap_cp.ulysses_attention", "overlap_cp.ring_attention"}

@@ -1,0 +1,145 @@
+"""Which gathers one rank would coalesce, and what the ranks make of it together."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from .placement import (
+    align,
+    alone,
+    cut_illegal,
+    form_units,
+    propose,
+    rebuild_order,
+    refine,
+)
+from .views import coalesced, propose_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .views import RankView
+
+__all__ = ["choose_labels", "decode_labels", "encode_labels", "held_back", "predicted_ns"]
+
+logger = logging.getLogger(__name__)
+
+_REGION_BYTES = tuple(size << 20 for size in (64, 96, 128, 192, 32, 16, 256, 8))
+"""Sizes of regions to try, those first that pay most often."""
+_HEAD_PARTS = (8, 2)
+"""The head of the graph starts with regions of this part of the others."""
+_NODES_TO_REPLAY = 100_000
+"""How many nodes all trials together may replay: a long graph gets fewer of them."""
+_LEAST_GAIN = 0.001
+"""Part of the predicted time by which a larger call must be better than a smaller one."""
+
+
+def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
+    """The partition that this rank would choose, and the size of its regions in bytes.
+
+    With `coalesce="auto"` the predicted step decides between sizes, the host's time included;
+    where the host costs nothing there is nothing to win.
+
+    Args:
+        view: in which each gather is alone.
+
+    Raises:
+        PluginError: from a policy.
+    """
+    assert view.skeleton is not None
+    wish = view.config.coalesce
+    single = alone(len(view.skeleton.gathers))
+    if wish == "off" or len(single) < 2 or (wish == "auto" and not view.machine.collective_host_ns):
+        return single, 0
+    keep_alone = held_back(view)
+    if isinstance(wish, int):
+        return _labels(view, keep_alone, wish, 0), wish
+    best, best_bytes, best_ns = single, 0, predicted_ns(view)
+    tried = {single}
+    for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
+        labels = _labels(view, keep_alone, region_bytes, head_bytes)
+        if labels in tried:
+            continue
+        tried.add(labels)
+        ns = predicted_ns(coalesced(view, labels, region_bytes))
+        if ns < best_ns * (1 - _LEAST_GAIN):
+            best, best_bytes, best_ns = labels, region_bytes, ns
+    return best, best_bytes
+
+
+def _trials(nodes: int) -> Iterator[tuple[int, int]]:
+    left = max(2, _NODES_TO_REPLAY // max(1, nodes))
+    for region_bytes in _REGION_BYTES:
+        for part in _HEAD_PARTS:
+            if left:
+                left -= 1
+                yield region_bytes, region_bytes // part
+
+
+def _labels(
+    view: RankView, keep_alone: frozenset[int], region_bytes: int, head_bytes: int
+) -> tuple[int, ...]:
+    assert view.skeleton is not None
+    assert view.frame is not None
+    labels = form_units(view.graph, view.skeleton.gathers, region_bytes, head_bytes)
+    return cut_illegal(labels, view.frame, keep_alone)
+
+
+def held_back(view: RankView) -> frozenset[int]:
+    """Gathers that stay calls of their own: a policy holds them back, or no call can be made."""
+    assert view.skeleton is not None
+    assert view.frame is not None
+    names = [view.graph.nodes[group.launch].name for group in view.skeleton.gathers]
+    found = {number for number, name in enumerate(names) if name in view.keep_alone}
+    plan = propose(
+        view.graph,
+        view.skeleton,
+        view.frame,
+        view.costs,
+        view.config,
+        machine=view.machine,
+        bound_bytes=view.bound_bytes,
+    )
+    adjusted = align(view.host.adjust_plan(plan, view.graph), view.frame)
+    if adjusted != plan:
+        found |= {
+            number
+            for number, (old, new) in enumerate(
+                zip(plan.placements, adjusted.placements, strict=True)
+            )
+            if old.boundary != new.boundary
+        }
+    return frozenset(found)
+
+
+def predicted_ns(view: RankView) -> int:
+    """Predicted time of a step with the gathers where this rank wants them."""
+    assert view.frame is not None
+    assert view.model is not None
+    plan = propose_plan(view, pinned=False)
+    order = rebuild_order(view.frame, [placement.boundary for placement in plan.placements])
+    return view.model.run(order).total_ns
+
+
+def encode_labels(labels: Sequence[int]) -> bytes:
+    """As a message to other ranks."""
+    return json.dumps(list(labels), separators=(",", ":")).encode()
+
+
+def decode_labels(payloads: Sequence[bytes], gathers: int) -> tuple[int, ...]:
+    """What all ranks can do together: the coarsest partition finer than all of theirs.
+
+    The same on every rank, since all see the same payloads; one that makes no sense leaves every
+    gather alone.
+    """
+    distinct = dict.fromkeys(payloads)
+    try:
+        partitions = [tuple(map(int, json.loads(payload))) for payload in distinct]
+        if any(len(partition) != gathers for partition in partitions):
+            raise ValueError("ranks see different numbers of gathers")
+        return refine(partitions)
+    except (ValueError, TypeError) as error:
+        logger.warning("gathers are not coalesced: %s", error)
+        return alone(gathers)

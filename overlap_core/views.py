@@ -1,0 +1,238 @@
+"""What one rank knows of its graph, and what follows from it without asking anybody."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from .costs import IDEAL, resolve_costs
+from .graph import first_violation
+from .placement import (
+    TimelineModel,
+    align,
+    build_frame,
+    calls_of,
+    default_region_bytes,
+    join,
+    largest_region_bytes,
+    propose,
+)
+from .ranks import Vote
+from .registry import registry_digest
+from .skeleton import (
+    NO_COMMUNICATION,
+    build_skeleton,
+    captured_order,
+    fingerprint,
+    order_digest,
+    skeleton_digest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .config import OverlapConfig
+    from .costs import Cost, CostRequest, Machine
+    from .graph import OverlapGraph
+    from .host import PluginHost
+    from .placement import Coalesced, Frame, Plan
+    from .skeleton import Skeleton
+
+__all__ = [
+    "RankView",
+    "coalesced",
+    "describe_error",
+    "find_violation",
+    "prepare",
+    "propose_plan",
+    "reordered",
+    "with_costs",
+]
+
+_NO_FAULT = ""
+_LONGEST_WHY = 1000
+"""Characters of an error that travel to the other ranks."""
+
+
+@frozen(kw_only=True)
+class RankView:
+    """What one rank knows before it talks to others. `fault` says why it cannot take part."""
+
+    graph: OverlapGraph
+    config: OverlapConfig
+    host: PluginHost
+    vote: Vote
+    fault: str = _NO_FAULT
+    skeleton: Skeleton | None = None
+    costs: tuple[Cost, ...] = ()
+    requests: tuple[CostRequest | None, ...] = ()
+    machine: Machine = IDEAL
+    frame: Frame | None = None
+    """With `calls` its gathers are launch groups of calls, else of single gathers."""
+    model: TimelineModel | None = None
+    calls: tuple[Coalesced, ...] = ()
+    region_bytes: int = 0
+    """Bytes of weights in a region; 0: as by default."""
+    keep_alone: frozenset[str] = frozenset()
+    """Names of launches for which no coalesced call can be made."""
+
+    @property
+    def bound_bytes(self) -> int:
+        """Most bytes of gathered weights that may be in flight."""
+        if self.config.max_in_flight_bytes is not None:
+            return self.config.max_in_flight_bytes
+        region = self.region_bytes or default_region_bytes()
+        gathers = () if self.skeleton is None else self.skeleton.gathers
+        return 2 * max(1, largest_region_bytes(self.graph, gathers, region))
+
+
+def prepare(
+    graph: OverlapGraph,
+    config: OverlapConfig,
+    host: PluginHost,
+    requests: Sequence[CostRequest | None] | None = None,
+    fault: str = _NO_FAULT,
+    keep_alone: frozenset[str] = frozenset(),
+) -> RankView:
+    """Classify, fingerprint and cost one rank's graph. Never raises: a failure becomes `fault`.
+
+    Args:
+        graph: this rank's nodes.
+        config, host: as on all ranks; both are part of the vote.
+        requests: structural keys of the nodes' costs, if somebody knows more than the graph.
+        fault: what went wrong before, if anything did.
+        keep_alone: names of launches for which no coalesced call can be made.
+    """
+    names = host.plugin_names()
+    digest = registry_digest()
+    if digest:
+        names = (*names, f"registered ops {digest[:8]}")
+    vote = Vote(
+        rank=graph.rank,
+        can=not fault,
+        why=fault,
+        config=config.digest(),
+        plugins=hashlib.sha256(f"{host.digest()}\0{digest}".encode()).hexdigest(),
+        plugin_names=names,
+    )
+    view = RankView(
+        graph=graph, config=config, host=host, vote=vote, fault=fault, keep_alone=keep_alone
+    )
+    if fault:
+        return view
+    try:
+        skeleton, costs = host.bounded(
+            lambda: (
+                build_skeleton(graph, host.classify),
+                resolve_costs(graph, host.measure_cost, requests),
+            )
+        )
+        return evolve(
+            view,
+            skeleton=skeleton,
+            costs=costs,
+            requests=() if requests is None else tuple(requests),
+            frame=build_frame(graph, skeleton),
+            model=TimelineModel(graph, skeleton, costs),
+            vote=evolve(
+                vote,
+                fingerprint=fingerprint(graph),
+                skeleton=skeleton_digest(skeleton.entries),
+                order=order_digest(captured_order(graph, skeleton)),
+                entries=len(skeleton.entries),
+                weight_gathers=len(skeleton.gathers),
+            ),
+        )
+    except Exception as error:
+        why = describe_error(error)
+        return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
+
+
+def with_costs(view: RankView, costs: tuple[Cost, ...], machine: Machine) -> RankView:
+    """The view with other costs."""
+    assert view.skeleton is not None
+    model = TimelineModel(view.graph, view.skeleton, costs, machine)
+    return evolve(view, costs=costs, machine=machine, model=model)
+
+
+def coalesced(view: RankView, labels: Sequence[int], region_bytes: int = 0) -> RankView:
+    """The view with gathers of one label as one call.
+
+    Args:
+        view: in which each gather is alone.
+        labels: one a gather, from `placement.units`.
+        region_bytes: the size of region that the labels were made for, for the memory bound.
+    """
+    assert view.skeleton is not None
+    gathers = join(view.skeleton.gathers, labels)
+    calls = calls_of(view.graph, view.skeleton, gathers, view.costs)
+    return evolve(
+        view,
+        frame=build_frame(view.graph, view.skeleton, gathers),
+        model=TimelineModel(view.graph, view.skeleton, view.costs, view.machine, calls),
+        calls=calls,
+        region_bytes=region_bytes,
+    )
+
+
+def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
+    """The view as if program order had been `order`, a legal order of its positions."""
+    assert view.skeleton is not None
+    graph = evolve(view.graph, nodes=tuple(view.graph.nodes[p] for p in order))
+    known = {view.graph.nodes[p].name: c for p, c in view.skeleton.communication.items()}
+    skeleton = build_skeleton(graph, lambda node: known.get(node.name, NO_COMMUNICATION))
+    costs = tuple(view.costs[p] for p in order)
+    return evolve(
+        view,
+        graph=graph,
+        skeleton=skeleton,
+        costs=costs,
+        requests=tuple(view.requests[p] for p in order) if view.requests else (),
+        frame=build_frame(graph, skeleton),
+        model=TimelineModel(graph, skeleton, costs, view.machine),
+        vote=evolve(
+            view.vote,
+            fingerprint=fingerprint(graph),
+            skeleton=skeleton_digest(skeleton.entries),
+            order=order_digest(captured_order(graph, skeleton)),
+        ),
+    )
+
+
+def propose_plan(view: RankView, *, pinned: bool) -> Plan:
+    """Where this rank would launch each gather, after every policy had its say.
+
+    Raises:
+        PluginError: from a policy.
+    """
+    assert view.skeleton is not None
+    assert view.frame is not None
+    plan = propose(
+        view.graph,
+        view.skeleton,
+        view.frame,
+        view.costs,
+        view.config,
+        pinned=pinned,
+        calls=view.calls,
+        machine=view.machine,
+        bound_bytes=view.bound_bytes,
+    )
+    return align(view.host.adjust_plan(plan, view.graph), view.frame)
+
+
+def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:
+    """The first two nodes that an order has the wrong way round, in words; "" if it is legal."""
+    violation = first_violation(graph.predecessors, order)
+    if violation is None:
+        return ""
+    early, late = (graph.nodes[position].name for position in violation)
+    return f"{late!r} before {early!r}"
+
+
+def describe_error(error: Exception) -> str:
+    """An error in words that may travel to other ranks."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 3]}..."
