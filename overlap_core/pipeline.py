@@ -38,6 +38,7 @@ from .verdicts import describe_outcome
 from .views import (
     RankView,
     coalesced,
+    describe_bound,
     describe_error,
     find_violation,
     prepare,
@@ -360,6 +361,8 @@ class _Side:
                 view = evolve(view, calls=())
             if restored and view.frame is not None:
                 plan = stand_still(view.graph, view.frame)
+            elif committed:
+                notes = (*notes, *describe_bound(self.view, self.plan, self.order))
         except Exception:
             view, plan = self.came, Plan()
         outcome = describe_outcome(

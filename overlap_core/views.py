@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -11,6 +12,7 @@ from .costs import IDEAL, resolve_costs
 from .graph import first_violation
 from .placement import (
     TimelineModel,
+    Verdict,
     align,
     build_frame,
     calls_of,
@@ -18,6 +20,7 @@ from .placement import (
     join,
     largest_region_bytes,
     propose,
+    rebuild_order,
 )
 from .ranks import Vote
 from .registry import registry_digest
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RankView",
     "coalesced",
+    "describe_bound",
     "describe_error",
     "find_violation",
     "prepare",
@@ -221,6 +225,24 @@ def propose_plan(view: RankView, *, pinned: bool) -> Plan:
         bound_bytes=view.bound_bytes,
     )
     return align(view.host.adjust_plan(plan, view.graph), view.frame)
+
+
+def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[str]:
+    """What the bound on memory costs, in one sentence; nothing if it holds no gather back."""
+    assert view.frame is not None
+    assert view.model is not None
+    held = [p for p in plan.placements if p.verdict is Verdict.MEMORY_LIMITED]
+    if not held:
+        return []
+    unbound = evolve(view, config=evolve(view.config, max_in_flight_bytes=sys.maxsize))
+    free = propose_plan(unbound, pinned=False).placements
+    order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
+    cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
+    return [
+        f"memory: {len(held)} launches held back, so that at most {view.bound_bytes / 2**20:.0f} "
+        f"MiB of gathered weights are in flight; without the bound the step is predicted to take "
+        f"{max(0, cost_ns) / 1000:.0f} µs less (max_in_flight_bytes)"
+    ]
 
 
 def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:

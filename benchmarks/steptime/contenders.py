@@ -179,7 +179,9 @@ class Models:
         if contender.kind == "fsdp2":
             model = self._model("fsdp2", self._fsdp2)
             # Its blocks are compiled one by one, the loss as well.
-            compute = _then(model, torch.compile(finish) if self.workload.trains else finish)
+            if self.workload.trains:
+                finish = torch.compile(finish, dynamic=False, options=_common())
+            compute = _then(model, finish)
         else:
             if contender.kind == "unsharded":
                 model = self._model("unsharded", self._full)

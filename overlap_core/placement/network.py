@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-
     from overlap_core.costs import Machine
 
 __all__ = ["SharedNetwork"]

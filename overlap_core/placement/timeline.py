@@ -137,7 +137,6 @@ class TimelineModel:
         self._machine = machine
         self._steps: list[_Step] = []
         self._queues: list[tuple[int, ...]] = []
-        self._waits: dict[int, tuple[int, ...]] = {}
         waits: dict[int, list[int]] = {}
         numbers: dict[str, int] = {}
         for position, node in enumerate(graph.nodes):

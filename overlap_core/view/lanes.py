@@ -126,14 +126,12 @@ def build_timelines(reports: Sequence[tuple[str, Report]]) -> tuple[RankTimeline
     ranks = Counter(report.rank for _, report in reports)
     built = []
     for name, report in reports:
-        graph, *models = rebuild_models(report)
+        graph, model, coalescing = rebuild_models(report)
         labels = queue_labels(report, graph)
-        orders = (range(len(graph.nodes)), report.positions)
-        calls = ({}, {p: call.launches for call in report.coalesced for p in call.launches})
-        before, after = (
-            _timeline(report, graph, labels, model.spans(order), calls_of)
-            for model, order, calls_of in zip(models, orders, calls, strict=True)
-        )
+        calls = {p: call.launches for call in report.coalesced for p in call.launches}
+        program = model.spans(range(len(graph.nodes)))
+        before = _timeline(report, graph, labels, program, {})
+        after = _timeline(report, graph, labels, coalescing.spans(report.positions), calls)
         label = f"rank {report.rank}"
         built.append(
             RankTimeline(

@@ -69,6 +69,15 @@ def test_the_input_of_a_collective_lives_until_its_wait() -> None:
     assert live(*nodes[:3], reading, *nodes[4:]) == (100, 120, 120, 120, 28, 0)
 
 
+def test_the_input_of_a_coalesced_collective_lives_until_the_last_of_its_waits() -> None:
+    members = [
+        Node(name=name, kind=NodeKind.COMPUTE, op="multi_output", reads=("r",), writes=(name,))
+        for name in "mn"
+    ]
+    nodes = (sized(mm("a"), 100), reduce_scatter("r", "a"), *members, wait("m"), wait("n"), mm("b"))
+    assert live(*nodes) == (100, 100, 100, 100, 100, 100, 0)
+
+
 @pytest.mark.parametrize(
     "launch",
     [

@@ -307,6 +307,25 @@ def test_all_waits_for_a_coalesced_collective_must_be_done_to_free_its_bytes() -
     assert bounded == "a r m n b w.m w.n q w.q"
 
 
+def test_a_wait_that_keeps_its_input_alive_is_no_wait_for_that() -> None:
+    """The second collective reduces further what the first one made; the bytes of that are free."""
+    nodes = (
+        sized(mm("a"), 100),
+        sized(reduce_scatter("r", "a"), 20),
+        wait("r"),
+        sized(reduce_scatter("q", "w.r"), 4),
+        evolve(wait("q"), reads=("q", "w.r")),
+        sized(mm("b"), 100),
+        reduce_scatter("s", "b"),
+        wait("s"),
+    )
+    outputs = ("w.q", "w.s")
+    order = "a r w.r q b s w.q w.s"
+    assert late(*nodes, slack_ns=None, bound_bytes=124, outputs=outputs) == order
+    order = "a r w.r q b w.q s w.s"
+    assert late(*nodes, slack_ns=None, bound_bytes=123, outputs=outputs) == order
+
+
 # A backward pass
 
 
@@ -514,13 +533,18 @@ def test_late_waits_are_legal_and_leave_the_sequence(
 def test_only_waits_and_what_follows_them_come_later(
     placed: tuple[OverlapGraph, Order], margin: tuple[int | None, int | None, float]
 ) -> None:
-    """All else keeps its order, and what sinks is compute or a wait for no weights."""
+    """All else keeps its order, and what sinks is compute or a wait for no weights.
+
+    Behind a wait is also who changes the collective's input in place.
+    """
     graph, given_order = placed
     order = sink(graph, given_order, *margin)
     behind = {w for group in skeleton_of(graph).gathers for w in group.waits}
-    free = set()
+    inputs = {buffer for launch in reductions(graph) for buffer in graph.nodes[launch].reads}
+    free: set[int] = set()
     for position, node in enumerate(graph.nodes):
         after_wait = not free.isdisjoint(graph.predecessors[position])
+        after_wait |= not inputs.isdisjoint(node.mutates)
         if (node.kind is NodeKind.WAIT and position not in behind) or (
             node.kind is NodeKind.COMPUTE and after_wait
         ):

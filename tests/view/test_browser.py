@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner
 
 from overlap_core.cli import main
+from overlap_core.costs import Machine
 
 from .reports import layered_reports
 
@@ -30,7 +32,7 @@ DISTINCT_COLOURS = """() => {
 }"""
 ARTIFACTS = "OVERLAP_CORE_TEST_ARTIFACTS"
 """Names the folder in which screenshots are kept; else pytest's own folder has them."""
-EXPOSED, HIDDEN = "213,94,0", "0,158,115"
+EXPOSED, HIDDEN, ISSUING = "213,94,0", "0,158,115", "195,204,214"
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -90,6 +92,13 @@ def test_it_draws_exposed_and_hidden_gathers(open_page: Callable[..., Any], tmp_
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / "view.png")
     assert "rank 1: mode slot" in page.inner_text(".ranks")
+
+
+def test_it_draws_a_host_that_takes_time(open_page: Callable[..., Any]) -> None:
+    (report,) = layered_reports(6)
+    assert ISSUING not in colours(open_page([report]))
+    machine = Machine(kernel_host_ns=20_000, collective_host_ns=30_000)
+    assert colours(open_page([evolve(report, machine=machine)]))[ISSUING] > 1000
 
 
 def test_it_zooms_and_moves(open_page: Callable[..., Any]) -> None:

@@ -10,11 +10,13 @@ from attrs import evolve
 from hypothesis import given
 
 import overlap_core as oc
+from overlap_core.costs import Machine
 from overlap_core.errors import ReportFileError
+from overlap_core.placement import Coalesced
 from overlap_core.report import Report, load_report
 from overlap_core.testing import GraphBuilder
 from overlap_core.testing.strategies import RankSet, rank_sets
-from overlap_core.view import BlockKind, OrderTimeline, RankTimeline, build_timelines
+from overlap_core.view import BlockKind, Lane, OrderTimeline, RankTimeline, build_timelines
 
 from .reports import layered_graph, layered_reports
 
@@ -97,6 +99,62 @@ def test_a_gather_that_is_hidden_in_part_is_cut_where_compute_starts_to_wait() -
         ("exposed", 30, 100),
         ("compute", 100, 110),
     ]
+
+
+def two_gathers() -> Report:
+    """Of a machine whose host takes time, with both gathers in one call in the final order."""
+    g = GraphBuilder(rank=0, ranks=2)
+    weights = [g.gather(name, ns=100) for name in "gh"]
+    y = g.mm("x", ns=30)
+    for weight in weights:
+        y = g.mm(y, weight, ns=10)
+    (outcome,) = oc.simulate([g.build()])
+    return evolve(
+        Report.of(outcome),
+        machine=Machine(kernel_host_ns=10, collective_host_ns=20, member_host_ns=2, wait_host_ns=5),
+        coalesced=(Coalesced(launches=(0, 1), ns=140),),
+    )
+
+
+def drawn(timeline: RankTimeline, lane: Lane) -> list[tuple[str, str, int, int]]:
+    nodes = timeline.graph.nodes
+    return [(str(b.kind), nodes[b.position].name, b.start_ns, b.end_ns) for b in lane.blocks]
+
+
+def test_the_host_is_drawn_at_work_where_it_takes_time() -> None:
+    timeline = timeline_of(two_gathers())
+    host, compute, group = timeline.before.lanes
+    assert drawn(timeline, host) == [
+        ("launch", "g", 0, 20),
+        ("launch", "h", 20, 40),
+        ("issue", "mm0", 40, 50),
+        ("wait", "wait_g", 50, 55),
+        ("issue", "mm1", 55, 65),
+        ("wait", "wait_h", 65, 70),
+        ("issue", "mm2", 70, 80),
+    ]
+    assert drawn(timeline, compute)[:2] == [("compute", "mm0", 50, 80), ("exposed", "g", 80, 120)]
+    assert drawn(timeline, group)[:2] == [("gather", "g", 20, 80), ("exposed", "g", 80, 120)]
+
+
+def test_a_coalesced_call_is_one_block_in_the_final_order_only() -> None:
+    timeline = timeline_of(two_gathers())
+    host, compute, group = timeline.after.lanes
+    assert drawn(timeline, host)[:2] == [("launch", "g", 0, 22), ("launch", "h", 22, 22)]
+    assert drawn(timeline, compute)[:2] == [("compute", "mm0", 32, 62), ("exposed", "g", 62, 162)]
+    assert drawn(timeline, group) == [("gather", "g", 22, 62), ("exposed", "g", 62, 162)]
+    assert timeline.after.issuers == {0: 0, 1: 0}
+    assert timeline.before.issuers == {0: 0, 1: 1}
+
+
+def test_a_call_is_cut_where_compute_starts_to_wait_for_any_of_its_launches() -> None:
+    report = two_gathers()
+    assert report.order == ("g", "h", "mm0", "wait_g", "mm1", "wait_h", "mm2")
+    order = ("h", "g", "mm0", "wait_g", "mm1", "wait_h", "mm2")
+    timeline = timeline_of(evolve(report, order=order))
+    _, compute, group = timeline.after.lanes
+    assert drawn(timeline, compute)[1] == ("exposed", "g", 62, 162)
+    assert drawn(timeline, group) == [("gather", "h", 22, 62), ("exposed", "h", 62, 162)]
 
 
 def test_reports_of_one_rank_are_told_apart_by_name() -> None:

@@ -8,7 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from overlap_core.costs import Machine
+from overlap_core.placement import Coalesced
 from overlap_core.view import build_timelines, to_chrome_trace
 
 from .reports import layered_reports
@@ -83,3 +86,24 @@ def test_a_gather_says_why_it_is_where_it_is(trace: dict[str, Any]) -> None:
     assert found["args"]["verdict"] == "hidden"
     assert found["args"]["why"] == "launched 4 nodes earlier, behind enough compute"
     assert found["s"] == "t"
+
+
+def test_a_host_that_takes_time_has_slices_and_a_coalesced_call_an_arrow_for_each_gather() -> None:
+    (report,) = layered_reports(1)
+    assert report.graph is not None
+    launches = tuple(report.graph.index[f"gather_0_{part}"] for part in ("up", "down"))
+    report = evolve(
+        report,
+        machine=Machine(kernel_host_ns=2_000, collective_host_ns=9_000, wait_host_ns=1_000),
+        coalesced=(Coalesced(launches=launches, ns=150_000),),
+    )
+    trace = to_chrome_trace(build_timelines([("report", report)]))
+    after = [event for event in trace["traceEvents"] if event["pid"] == 2]
+    slices = {e["name"]: e["dur"] for e in after if e["ph"] == "X" and e["tid"] == 0}
+    assert slices["launch gather_0_up"] == 9
+    assert slices["issue mm_0_up"] == 2
+    assert slices["wait wait_gather_0_up"] == 1
+    assert [e["name"] for e in after if e["ph"] == "i"] == ["launch gather_0_down"]
+    starts = [e["ts"] for e in after if e["ph"] == "s"]
+    assert len(starts) == 4
+    assert starts[2] == starts[3]

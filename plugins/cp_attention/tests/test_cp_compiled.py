@@ -160,7 +160,9 @@ def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Seen]]:
-    return run_ranks(run_cases, 2, deadline_s=600, tries=3)
+    # Coverage is of the core, whose own tests reach what this does, and slows a compile down.
+    env = {"COVERAGE_PROCESS_CONFIG": ""}
+    return run_ranks(run_cases, 2, deadline_s=600, env=env, tries=3)
 
 
 def check(ranks: list[dict[str, Seen]], name: str, mode: str) -> list[Seen]:

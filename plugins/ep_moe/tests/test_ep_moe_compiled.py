@@ -169,8 +169,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Seen]]:
 
 
 def cold_start(folder: Path) -> dict[str, str]:
-    """Environment in which ranks know no earlier agreement: what is compiled is negotiated."""
-    return {"OVERLAP_CORE_PLAN_DIR": str(folder)}
+    """Environment in which ranks know no earlier agreement: what is compiled is negotiated.
+
+    Coverage is of the core, whose own tests reach what these do, and slows a compile down.
+    """
+    return {"OVERLAP_CORE_PLAN_DIR": str(folder), "COVERAGE_PROCESS_CONFIG": ""}
 
 
 @pytest.mark.parametrize(
