@@ -69,7 +69,7 @@ def describe_gathers(
     if skeleton is not None and view.model is not None:
         program = tuple(range(len(graph.nodes)))
         before = view.model.program_order
-        after = before if order == program else view.model.run(order)
+        after = before if order == program and not view.calls else view.model.run(order)
         total_before, total_after = before.total_ns, after.total_ns
         place = {position: spot for spot, position in enumerate(order)}
         issuing = set(skeleton.positions)

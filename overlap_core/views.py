@@ -238,11 +238,12 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
     free = propose_plan(unbound, pinned=False).placements
     order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
     cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
-    return [
+    sentence = (
         f"memory: {len(held)} launches held back, so that at most {view.bound_bytes / 2**20:.0f} "
-        f"MiB of gathered weights are in flight; without the bound the step is predicted to take "
+        "MiB of gathered weights are in flight; without the bound the step is predicted to take "
         f"{max(0, cost_ns) / 1000:.0f} µs less (max_in_flight_bytes)"
-    ]
+    )
+    return [sentence]
 
 
 def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:

@@ -106,7 +106,7 @@ def test_ranks_coalesce_what_all_of_them_would() -> None:
 
 def test_a_call_starts_up_once() -> None:
     assert call_ns([50, 50, 80], 40) == 40 + 10 + 10 + 40
-    assert call_ns([5, 90], 40) == 90
+    assert call_ns([5, 90], 40) == 90  # so it takes 5 at most
 
 
 def test_a_fixed_size_makes_one_call_of_each_region() -> None:

@@ -31,6 +31,9 @@ class Machine:
     """A collective beside compute takes this many times its time alone."""
     compute_slowdown: float = 1.0
     """Compute beside a collective takes this many times its time alone."""
+    waits_for_kernel: bool = False
+    """A collective that is ready while a kernel runs, or together with one, starts at its end:
+    kernels that fill the device leave no room before."""
     measured: bool = False
     """Whether the slowdowns were measured on this machine."""
 

@@ -22,6 +22,7 @@ __all__ = ["coalesce", "find_uncoalescable"]
 
 _PLAIN = "_c10d_functional.all_gather_into_tensor.default"
 _CALL = "torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default"
+_IMPORT = "from overlap_core.inductor.coalesced_calls import all_gather_coalesced"
 _CHECKS = ("codegen_size_asserts", "codegen_alignment_asserts")
 
 
@@ -47,53 +48,87 @@ def _is_plain(kernel: Any) -> bool:
     )
 
 
-def coalesce(calls: Sequence[Sequence[Any]]) -> None:
+def coalesce(calls: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
     """Generate one call for each sequence of launches.
 
     Args:
-        calls: scheduler nodes of plain gathers, in the committed order. In the order of all nodes
-            those of one call follow each other, and everything that prepares their inputs comes
-            before the first one.
+        calls: launches and waits as scheduler nodes. The launches are plain gathers, in the
+            committed order. In the order of all nodes those of one call follow each other, and
+            everything that prepares their inputs comes before the first one.
     """
-    for launches in calls:
+    # Parts of a graph that are captured apart hand over tensors, and no calls.
+    functional = bool(inductor_config.triton.cudagraphs)
+    for launches, waits in calls:
         first = launches[0]
         own = next(iter(first.get_buffer_names()))
-        _Head.take(first.node, [launch.node for launch in launches])
+        head = first.node
+        head.__class__ = _FunctionalHead if functional else _Head
+        head.coalesced = [launch.node for launch in launches]
         for launch in launches[1:]:
             # For passes after ours: whatever they move, the call has all inputs, and comes first.
             for dep in launch.read_writes.reads:
                 if isinstance(dep, StarDep) and dep.name in first.scheduler.name_to_buf:
                     first.add_fake_dep(WeakDep(dep.name, mutating_buf=own, is_fake=True))
-            _Member.take(launch.node)
+            launch.node.__class__ = _Member
+        if not functional:
+            for wait in waits:
+                wait.node.__class__ = _CallWait
+                wait.node.head = head
 
 
-class _Head(ir._CollectiveKernel):
-    """The first gather of a call."""
+class _FunctionalHead(ir._CollectiveKernel):
+    """The first gather of a call, by torch's functional op; each output is waited for alone."""
 
     coalesced: list[Any]
 
-    @classmethod
-    def take(cls, kernel: Any, kernels: list[Any]) -> None:
-        kernel.__class__ = cls
-        kernel.coalesced = kernels
-
     def codegen(self, wrapper: Any) -> None:
         names = ", ".join(kernel.get_name() for kernel in self.coalesced)
-        arguments = [kernel.codegen_args() for kernel in self.coalesced]
-        tensors = ", ".join(shard for shard, *_ in arguments)
-        wrapper.writeline(f"{names} = {_CALL}([{tensors}], {', '.join(arguments[0][1:])})")
+        tensors, (size, group) = _arguments(self.coalesced)
+        wrapper.writeline(f"{names} = {_CALL}([{tensors}], {size}, {group})")
+        _check(self, wrapper)
+
+
+class _Head(ir._CollectiveKernel):
+    """The first gather of a call, by the process group itself; one wait is for all outputs."""
+
+    coalesced: list[Any]
+
+    def codegen(self, wrapper: Any) -> None:
+        wrapper.header.writeline(_IMPORT)
+        for kernel in self.coalesced:
+            wrapper.writeline(wrapper.make_buffer_allocation(kernel))
+        names = ", ".join(kernel.get_name() for kernel in self.coalesced)
+        tensors, (_, group) = _arguments(self.coalesced)
+        wrapper.writeline(
+            f"{_call_name(self)} = all_gather_coalesced([{names}], [{tensors}], {group})"
+        )
         _check(self, wrapper)
 
 
 class _Member(ir._CollectiveKernel):
     """Another gather of a call, which its head makes."""
 
-    @classmethod
-    def take(cls, kernel: Any) -> None:
-        kernel.__class__ = cls
-
     def codegen(self, wrapper: Any) -> None:
         _check(self, wrapper)
+
+
+class _CallWait(ir._WaitKernel):
+    """The wait for a gather of a call; the first one that is reached is for all of them."""
+
+    head: Any
+
+    def codegen(self, wrapper: Any) -> None:
+        wrapper.writeline(f"{_call_name(self.head)}.wait()")
+
+
+def _call_name(head: Any) -> str:
+    return f"{head.get_name()}_call"
+
+
+def _arguments(kernels: Sequence[Any]) -> tuple[str, list[str]]:
+    """The shards, and what else each gather is called with: the ranks and their group."""
+    arguments = [kernel.codegen_args() for kernel in kernels]
+    return ", ".join(shard for shard, *_ in arguments), arguments[0][1:]
 
 
 def _check(kernel: Any, wrapper: Any) -> None:

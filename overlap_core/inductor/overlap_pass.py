@@ -117,10 +117,36 @@ class OverlapPass:
             # Committed by all ranks: from here on nothing may keep this one in program order.
             by_name = {snode.get_name(): snode for snode in snodes}
             ordered = [by_name[name] for name in outcome.order]
-            names = [node.name for node in sight.adapted.graph.nodes]
-            coalesce([[by_name[names[p]] for p in call.launches] for call in outcome.coalesced])
+            self._coalesce(outcome, sight.view, by_name)
         self._follow_up(outcome, ordered, sight)
         return ordered
+
+    def _coalesce(self, outcome: RankOutcome, view: RankView, snodes: Mapping[str, Any]) -> None:
+        """Make one call of each of the outcome's.
+
+        Raises:
+            DivergenceError: that failed, and the peers will make the calls.
+        """
+        if not outcome.coalesced or view.skeleton is None:
+            return
+        nodes = view.graph.nodes
+        waits = {group.launch: group.waits for group in view.skeleton.gathers}
+        try:
+            coalesce(
+                [
+                    (
+                        [snodes[nodes[launch].name] for launch in call.launches],
+                        [snodes[nodes[w].name] for launch in call.launches for w in waits[launch]],
+                    )
+                    for call in outcome.coalesced
+                ]
+            )
+        except Exception as error:
+            raise DivergenceError(
+                f"rank {outcome.rank} cannot coalesce gathers as the ranks agreed "
+                f"({type(error).__name__}: {error}). Set OverlapConfig(coalesce='off') on all "
+                "ranks, and report this"
+            ) from error
 
     def _follow_up(self, outcome: RankOutcome, ordered: list[Any], sight: _Sight) -> None:
         """Tell Inductor's later passes of the order, and the user of the outcome. Never raises."""

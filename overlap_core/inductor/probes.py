@@ -33,7 +33,9 @@ _RACE_BYTES, _FEWEST_GATHERS, _MOST_GATHERS = 128 << 20, 2, 32
 _RACES = 3
 _COVER, _MOST_PRODUCTS = 1.5, 200
 """Products beside gathers take so many times the gathers' time alone, but not without end."""
-_PRODUCT_DIM = 4096
+_PRODUCT_DIM, _PRODUCT_DEPTH = 4096, 512
+"""Products of some 30 µs: a gather finds room on the device only where one ends, and that time is
+no slowdown."""
 _GROUPS = 4
 """Groups whose gathers are probed, by first appearance in the graph."""
 
@@ -169,8 +171,12 @@ class _Race:
         self._shard = _zeros((max(1, nbytes // size),), torch.uint8, device)
         self._tiny = _zeros((_TINY_ELEMENTS,), torch.uint8, device)
         self._left, self._right, self._out = (
-            torch.randn(_PRODUCT_DIM, _PRODUCT_DIM, dtype=torch.bfloat16, device=device)
-            for _ in range(3)
+            torch.randn(shape, dtype=torch.bfloat16, device=device)
+            for shape in (
+                (_PRODUCT_DIM, _PRODUCT_DEPTH),
+                (_PRODUCT_DEPTH, _PRODUCT_DIM),
+                (_PRODUCT_DIM, _PRODUCT_DIM),
+            )
         )
         self._side = torch.cuda.Stream(device)
 

@@ -34,6 +34,11 @@ class SharedNetwork:
         """A heap: what the network will have served when a job is done, and the job."""
         self._served: float = 0
         """What each job that has been active since the network was idle has got."""
+        self._pending: list[int] = []
+        """Jobs that are ready and find no room on the device."""
+        self._fills = False
+        """A kernel runs that leaves no room."""
+        self._waits_for_kernel = machine.waits_for_kernel
         self._compute_slowdown = machine.compute_slowdown
         self._gather_slowdown = machine.gather_slowdown
 
@@ -42,7 +47,7 @@ class SharedNetwork:
         self._jobs[job] = queues, ns
         for queue in queues:
             self._queues[queue].append(job)
-        self._start_if_first(job)
+        self._start_if_first(job, at_once=False)
 
     def last_in(self, queue: int) -> int | None:
         """The job that holds a queue longest; None if the queue is free."""
@@ -50,6 +55,8 @@ class SharedNetwork:
 
     def idle_until(self, time: float) -> None:
         """The stream does nothing up to a time, or nothing at all if that has passed."""
+        if self.now < time:
+            self._make_room()
         while self._active and self.now < time:
             share = len(self._active)
             left = (self._active[0][0] - self._served) * share
@@ -61,16 +68,32 @@ class SharedNetwork:
 
     def idle_until_done(self, job: int) -> None:
         """The stream does nothing until a job is done."""
+        if job not in self.ended:
+            self._make_room()
         while job not in self.ended:
             self._end_first((self._active[0][0] - self._served) * len(self._active))
 
     def idle_until_free(self) -> None:
         """The stream does nothing until every job is done."""
+        self._make_room()
         while self._active:
             self._end_first((self._active[0][0] - self._served) * len(self._active))
 
-    def compute(self, ns: float) -> None:
-        """The stream computes what takes `ns` alone."""
+    def compute(self, ns: float, *, fills: bool = True) -> None:
+        """The stream computes what takes `ns` alone.
+
+        Args:
+            ns: in nanoseconds.
+            fills: it is one kernel, which leaves no room for a job to start beside it.
+        """
+        if not fills:
+            self._make_room()
+        self._fills = fills and self._waits_for_kernel
+        self._compute(ns)
+        self._fills = False
+        self._make_room()
+
+    def _compute(self, ns: float) -> None:
         while self._active:
             share = len(self._active) * self._gather_slowdown
             left = (self._active[0][0] - self._served) * share
@@ -85,6 +108,7 @@ class SharedNetwork:
 
     def communicate(self, job: int, ns: float) -> None:
         """The stream itself uses the network for what takes `ns` alone, as one more job."""
+        self._make_room()
         self.started[job] = self.now
         while self._active:
             share = len(self._active) + 1
@@ -111,11 +135,23 @@ class SharedNetwork:
             self._queues[queue].popleft()
         for queue in queues:
             if self._queues[queue]:
-                self._start_if_first(self._queues[queue][0])
+                self._start_if_first(self._queues[queue][0], at_once=not self._fills)
 
-    def _start_if_first(self, job: int) -> None:
+    def _start_if_first(self, job: int, *, at_once: bool) -> None:
         queues, ns = self._jobs[job]
         if job in self.started or any(self._queues[queue][0] != job for queue in queues):
             return
+        if at_once or not self._waits_for_kernel:
+            self._start(job, ns)
+        elif job not in self._pending:
+            self._pending.append(job)
+
+    def _make_room(self) -> None:
+        """Start the jobs that found no room."""
+        for job in self._pending:
+            self._start(job, self._jobs[job][1])
+        self._pending.clear()
+
+    def _start(self, job: int, ns: int) -> None:
         self.started[job] = self.now
         heappush(self._active, (self._served + ns, job))

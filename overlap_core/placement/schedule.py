@@ -9,6 +9,7 @@ nodes, is shared with Inductor's overlap scheduling; the rules here are this pro
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -48,6 +49,9 @@ class _Axis:
 
     at: tuple[int, ...]
     """Available nanoseconds before each boundary, non-decreasing."""
+    room: tuple[int, ...]
+    """As `at`, but before the earliest place at which a gather that is launched at a boundary
+    finds room on the device: behind the kernel that follows, on machines that say so."""
     barriers: tuple[int, ...]
     """Base indices of opaque ops that use this group: a gather must end before, or start after."""
     jobs: tuple[tuple[int, int], ...]
@@ -87,8 +91,9 @@ def propose(
     if bound_bytes is None:
         bound_bytes = config.max_in_flight_bytes
     memory = memory_floors(graph, frame, bound_bytes)
-    starts: dict[str, int] = {}
     boundary_after = len(frame.base)
+    start = sys.maxsize
+    """When the gather behind is due: all share the network, so two at once gain nothing."""
     chosen: list[GatherPlacement] = []
     for ordinal in range(len(frame.gathers) - 1, -1, -1):
         group = frame.gathers[ordinal]
@@ -96,7 +101,7 @@ def propose(
         key = _queue_names(graph, skeleton, group.launch)
         axis = axes.get(key)
         if axis is None:
-            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key, starved)
+            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key, starved, machine)
         floor = frame.floors[ordinal]
         limit = Verdict.COMPUTE_LIMITED
         if pinned and (pin := frame.slot_start(frame.slot(original))) > floor:
@@ -106,11 +111,12 @@ def propose(
         ceiling = min(original, boundary_after)
         alone_ns = together.get(group.launch, costs[group.launch].ns or 0)
         need_ns = round(alone_ns * contention) + config.slack_ns
-        end = min(axis.at[frame.needed[ordinal]], *(starts.get(q, axis.at[-1]) for q in key))
+        end = min(axis.at[frame.needed[ordinal]], start)
         oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
         start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
         boundary = max(min(boundary, ceiling), min(floor, original))
-        starts.update(dict.fromkeys(key, max(start, axis.at[boundary])))
+        is_hidden = start >= axis.room[boundary]
+        start = max(start, axis.room[boundary])
         boundary_after = boundary
         chosen.append(
             GatherPlacement(
@@ -120,7 +126,7 @@ def propose(
                 original=original,
                 boundary=boundary,
                 slot=frame.slot(boundary),
-                verdict=Verdict.HIDDEN if start >= axis.at[boundary] else limit,
+                verdict=Verdict.HIDDEN if is_hidden else limit,
                 why="",
                 coalesced=tuple(graph.nodes[launch].name for launch in group.coalesced),
             )
@@ -150,7 +156,7 @@ def _latest_start(
     from its beginning. Past the first one, none before number `oldest` is tried: counted from
     the wait, so that a gather that was placed once finds no further ones the next time.
     """
-    at, barriers = axis.at, axis.barriers
+    at, room, barriers = axis.at, axis.room, axis.barriers
     index = bisect_left(barriers, ceiling)
     while index > 0 and at[barriers[index - 1]] > end:
         index -= 1
@@ -163,11 +169,11 @@ def _latest_start(
             last = min(last, barriers[index])
             end = min(end, at[barriers[index]])
         start, last = _before_jobs(axis, end - need_ns, begin, last)
-        if start >= at[begin] and last >= begin:
-            return start, min(last, bisect_right(at, start) - 1)
-        room = end - at[begin]
-        if longest is None or room > longest:
-            longest, fallback = room, (start, begin)
+        if start >= room[begin] and last >= begin:
+            return start, min(last, bisect_right(room, start) - 1)
+        length = end - at[begin]
+        if longest is None or length > longest:
+            longest, fallback = length, (start, begin)
         if first <= floor or index <= oldest:
             return fallback
         index -= 1
@@ -175,8 +181,8 @@ def _latest_start(
 
 def _before_jobs(axis: _Axis, start: int, begin: int, last: int) -> tuple[int, int]:
     """Move a start that would queue behind another collective to before that one's launch."""
-    at, jobs = axis.at, axis.jobs
-    index = bisect_left(jobs, (min(last, bisect_right(at, start) - 1), 0)) - 1
+    at, room, jobs = axis.at, axis.room, axis.jobs
+    index = bisect_left(jobs, (min(last, bisect_right(room, start) - 1), 0)) - 1
     while index >= 0 and jobs[index][0] >= begin and jobs[index][1] > start:
         last = jobs[index][0]
         start = min(start, at[last])
@@ -232,6 +238,7 @@ def _build_axis(
     costs: Sequence[Cost],
     key: tuple[str, ...],
     starved: Sequence[int],
+    machine: Machine,
 ) -> _Axis:
     free: list[int] = []
     barriers: list[int] = []
@@ -259,4 +266,21 @@ def _build_axis(
     for index, ns in queued:
         done = max(done, at[index]) + ns
         jobs.append((index, done))
-    return _Axis(at=at, barriers=tuple(barriers), jobs=tuple(jobs))
+    room = at
+    if machine.waits_for_kernel:
+        room = _find_room(at, [graph.nodes[p].kind for p in frame.base])
+    return _Axis(at=at, room=room, barriers=tuple(barriers), jobs=tuple(jobs))
+
+
+def _find_room(at: tuple[int, ...], kinds: Sequence[NodeKind]) -> tuple[int, ...]:
+    """For each boundary the time behind the compute node that is next on the stream.
+
+    An opaque op is many kernels, between which there is room.
+    """
+    room = list(at)
+    for boundary in range(len(kinds) - 1, -1, -1):
+        if kinds[boundary] is NodeKind.OPAQUE:
+            continue
+        takes_time = at[boundary + 1] > at[boundary] and kinds[boundary] is NodeKind.COMPUTE
+        room[boundary] = at[boundary + 1] if takes_time else room[boundary + 1]
+    return tuple(room)

@@ -94,7 +94,8 @@ class _Step(NamedTuple):
     host_ns: int
 
 
-_FREE, _COMPUTE, _LAUNCH, _WAIT, _OPAQUE = range(5)
+_FREE, _COMPUTE, _KERNELS, _LAUNCH, _WAIT, _OPAQUE = range(6)
+"""`_KERNELS`: an opaque op that doesn't communicate; it is more than one kernel."""
 
 
 class TimelineModel:
@@ -112,6 +113,10 @@ class TimelineModel:
     *Queues, one a group.* A collective starts once it is issued, the compute issued before it is
     done, and the collectives before it in its queues are. A coalesced call ends for all its
     launches at once. An opaque op holds its queues for its network part, with which it begins.
+
+    *Room.* On a machine that says `waits_for_kernel` a collective that could start while a compute
+    node runs, or together with one, starts when that node is done. An opaque op is many kernels
+    and leaves room between them.
 
     *Sharing.* Collectives and network parts that run at one time share the network evenly.
     Compute beside a collective takes `compute_slowdown` times as long, a collective beside
@@ -153,6 +158,8 @@ class TimelineModel:
                 kind = _WAIT if node.kind is NodeKind.WAIT else _COMPUTE
                 if node.kind is NodeKind.COMPUTE and not ns:
                     kind = _FREE
+                elif node.kind is NodeKind.OPAQUE:
+                    kind = _KERNELS
             elif node.kind is NodeKind.COLLECTIVE:
                 kind = _LAUNCH
                 for wait in find_waits(graph, position, skeleton.communication)[1]:
@@ -258,8 +265,8 @@ class _Replay:
             if kind != _FREE:
                 if self._issued > free:
                     self._waited += self._issued - free
-                if kind == _COMPUTE:
-                    network.compute(ns)
+                if kind in (_COMPUTE, _KERNELS):
+                    network.compute(ns, fills=kind == _COMPUTE)
                 elif kind == _WAIT:
                     for launch in waits.get(position, ()):
                         if launch in job_of:
@@ -313,7 +320,7 @@ class _Replay:
                 self._block(holder, holder)
         start = self.network.now
         self.network.communicate(position, network_ns)
-        self.network.compute(ns - network_ns)
+        self.network.compute(ns - network_ns, fills=False)
         return start
 
     def _block(self, job: int, launch: int) -> None:

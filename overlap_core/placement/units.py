@@ -173,7 +173,8 @@ def call_ns(ns: Sequence[int], start_up_ns: int) -> int:
         ns: of each gather alone.
         start_up_ns: the part of a gather's time that doesn't depend on its size.
     """
-    return max(*ns, start_up_ns + sum(max(0, one - start_up_ns) for one in ns))
+    start_up_ns = min(start_up_ns, *ns)
+    return start_up_ns + sum(one - start_up_ns for one in ns)
 
 
 def calls_of(

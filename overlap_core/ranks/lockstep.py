@@ -266,6 +266,8 @@ def _machine(worst: Mapping[str, Sequence[float]]) -> Machine:
         wait_host_ns=wait,
         gather_slowdown=gather_slowdown,
         compute_slowdown=compute_slowdown,
+        # So it is in profiles: a kernel of a step fills the device up to its last wave.
+        waits_for_kernel=bool(races),
         measured=bool(races),
     )
 

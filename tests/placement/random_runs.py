@@ -31,6 +31,7 @@ def machines() -> st.SearchStrategy[Machine]:
         wait_host_ns=host,
         gather_slowdown=slowdown,
         compute_slowdown=slowdown,
+        waits_for_kernel=st.booleans(),
     )
 
 

@@ -190,9 +190,9 @@ def test_a_gather_does_not_queue_behind_a_reduce_scatter() -> None:
     assert Placed(*other).order.startswith("a r g b w.g")
 
 
-def test_groups_do_not_wait_for_each_other_but_keep_their_order() -> None:
+def test_gathers_of_two_groups_share_the_network_and_keep_their_order() -> None:
     nodes = (
-        mm("a", ns=120),
+        mm("a", ns=200),
         gather("g", group="0"),
         gather("h", group="1"),
         wait("g"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlap_core.costs import IDEAL, Machine, resolve_costs
-from overlap_core.placement import Coalesced, TimelineModel
+from overlap_core.placement import Coalesced, SpanKind, TimelineModel
 
 from ..small_graphs import gather, graph_of, mm, opaque, reduce_scatter, skeleton_of, wait
 
@@ -168,3 +168,34 @@ def test_the_network_part_of_an_opaque_op_is_neither_compute_nor_a_collective() 
     nodes = (gather("g", ns=150), opaque("o", "x", ns=300, network_ns=100), wait("g"))
     # Half each until 200. g's last 50 take 100 beside compute, which gets 50 of its 200 done.
     assert exposed(machine, *nodes) == ({}, 450)
+
+
+FULL = Machine(waits_for_kernel=True)
+
+
+def test_a_gather_finds_no_room_beside_the_kernel_behind_its_launch() -> None:
+    nodes = (mm("a"), gather("g", ns=50), mm("b"), mm("c"), wait("g"), mm("d", "w.g"))
+    model = model_of(nodes, FULL)
+    network = next(s for s in model.spans(range(6)) if s.kind is SpanKind.NETWORK)
+    assert (network.start_ns, network.end_ns) == (200, 250)
+    assert exposed(FULL, *nodes) == ({}, 400)
+    assert exposed(FULL, *nodes[:3], nodes[4], nodes[5]) == ({"g": 50}, 350)
+
+
+def test_a_gather_starts_at_once_where_nothing_runs() -> None:
+    assert exposed(FULL, gather("g", ns=50), wait("g"), mm("a", "w.g")) == ({"g": 50}, 150)
+
+
+def test_the_next_gather_of_a_queue_waits_for_room_too() -> None:
+    """The first ends in the middle of `b`, so the second starts behind it."""
+    nodes = (gather("g", ns=150), gather("h", ns=30), mm("a"), mm("b"), mm("c"))
+    spans = model_of(nodes, FULL).spans(range(5))
+    starts = [(s.start_ns, s.end_ns) for s in spans if s.kind is SpanKind.NETWORK]
+    assert starts == [(100, 250), (300, 330)]
+
+
+def test_an_opaque_op_leaves_room() -> None:
+    nodes = (gather("g", ns=50), opaque("o", "x", ns=300, network_ns=0), wait("g"))
+    spans = model_of(nodes, FULL).spans(range(3))
+    network = next(s for s in spans if s.kind is SpanKind.NETWORK and s.position == 0)
+    assert (network.start_ns, network.end_ns) == (0, 50)
