@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from .placement import (
@@ -54,11 +55,15 @@ def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
     if wish == "off" or len(single) < 2 or (wish == "auto" and not view.machine.collective_host_ns):
         return single, 0
     keep_alone = held_back(view)
+    # A region that is in flight as a whole must fit.
+    most_bytes = view.config.max_in_flight_bytes or sys.maxsize
     if isinstance(wish, int):
-        return _labels(view, keep_alone, wish, 0), wish
+        return _labels(view, keep_alone, min(wish, most_bytes), 0), wish
     best, best_bytes, best_ns = single, 0, predicted_ns(view)
     tried = {single}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
+        if region_bytes > most_bytes:
+            continue
         labels = _labels(view, keep_alone, region_bytes, head_bytes)
         if labels in tried:
             continue

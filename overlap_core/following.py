@@ -10,7 +10,6 @@ from .errors import DivergenceError, IllegalOrderError
 from .graph import restore_order
 from .placement import (
     Plan,
-    TimelineModel,
     cut_illegal,
     follow_slots,
     rebuild_order,
@@ -19,7 +18,15 @@ from .placement import (
 from .ranks import Agreement, Mode, ModeDecision
 from .skeleton import arrange, captured_order, structure_digest
 from .verdicts import describe_outcome
-from .views import coalesced, find_violation, propose_plan, reordered
+from .views import (
+    as_it_came,
+    coalesced,
+    find_violation,
+    propose_plan,
+    reordered,
+    with_early_launches,
+    with_late_waits,
+)
 
 if TYPE_CHECKING:
     from .graph import OverlapGraph
@@ -148,8 +155,14 @@ def _order(view: RankView, agreement: Agreement) -> tuple[RankView, Plan, tuple[
             if wanted != tuple(range(len(wanted))):
                 raise IllegalOrderError("nothing was agreed that would move gathers")
             return view, Plan(), program
-        view = _with_calls(view, [[positions[o] for o in call] for call in calls])
-        return (view, *_place(view, wanted, pinned=agreement.mode is Mode.PINNED))
+        early, base = with_early_launches(view)
+        place = {position: spot for spot, position in enumerate(base)}
+        launches = [[place.get(positions[o], positions[o]) for o in call] for call in calls]
+        early = _with_calls(early, launches)
+        plan, order = _place(early, wanted, pinned=agreement.mode is Mode.PINNED)
+        if base:
+            order = tuple(base[position] for position in order)
+        return as_it_came(view, early, base), plan, order
     # Inductor has ordered this graph's communication otherwise than the earlier one's.
     restored = restore_order(view.graph.predecessors, [positions[o] for o in wanted])
     if restored is None:
@@ -160,14 +173,9 @@ def _order(view: RankView, agreement: Agreement) -> tuple[RankView, Plan, tuple[
     )
     _, order = _place(anew, tuple(range(len(wanted))), pinned=True)
     order = tuple(restored[position] for position in order)
-    assert view.skeleton is not None
-    came = tuple(
-        evolve(call, launches=tuple(restored[p] for p in call.launches)) for call in anew.calls
-    )
-    model = TimelineModel(view.graph, view.skeleton, view.costs, view.machine, came)
-    view = evolve(view, calls=came, model=model)
     assert view.frame is not None
-    return view, stand_still(view.graph, view.frame), order
+    plan = stand_still(view.graph, view.frame)
+    return as_it_came(view, anew, restored), plan, order
 
 
 def _with_calls(view: RankView, calls: list[list[int]]) -> RankView:
@@ -209,6 +217,7 @@ def _place(
     if not pinned:
         plan = follow_slots(plan, frame, _slots(skeleton, frame, wanted))
     order = rebuild_order(frame, tuple(placement.boundary for placement in plan.placements))
+    order = with_late_waits(view, order)
     if problem := find_violation(view.graph, order):
         raise IllegalOrderError(f"the agreed order has {problem}")
     ordinal = {position: i for i, position in enumerate(skeleton.positions)}

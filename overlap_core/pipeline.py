@@ -17,7 +17,7 @@ from attrs import evolve
 from .coalescing import choose_labels, decode_labels, encode_labels
 from .costs import apply_measurements
 from .errors import DeadlineError
-from .placement import Plan, TimelineModel, alone, rebuild_order, settle, stand_still
+from .placement import Plan, alone, rebuild_order, settle, stand_still
 from .ranks import (
     Commitment,
     CommonOrder,
@@ -37,6 +37,7 @@ from .ranks import (
 from .verdicts import describe_outcome
 from .views import (
     RankView,
+    as_it_came,
     coalesced,
     describe_bound,
     describe_error,
@@ -45,12 +46,15 @@ from .views import (
     propose_plan,
     reordered,
     with_costs,
+    with_early_launches,
+    with_late_waits,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .outcome import RankOutcome
+    from .placement import Timeline
     from .ranks import Measurer
     from .ranks.negotiation import Protocol
 
@@ -98,6 +102,12 @@ class _Side:
         self.joined: RankView | None = None
         """With coalesced calls, if ranks agreed on any."""
         self.labels: tuple[int, ...] = ()
+        self.base: tuple[int, ...] = ()
+        """Program order of `view` as positions of what this rank came with; empty: the same."""
+        self.before: Timeline | None = None
+        """Predicted for the order that counts as program order."""
+        self.early: tuple[int, ...] | None = None
+        """Positions of `view` in that order, where reductions were moved."""
         self.common: CommonOrder | None = None
         self.measurer = measurer
         self.scope = scope
@@ -106,6 +116,8 @@ class _Side:
         self.decision = ModeDecision(mode=Mode.ABORT, why="not negotiated")
         self.plan = Plan()
         self.order: tuple[int, ...] = ()
+        self.plain: tuple[int, ...] = ()
+        """As `order`, with reductions waited for where they were."""
         self.offer = b""
         self.slower_why = ""
         self.failed = False
@@ -120,6 +132,7 @@ class _Side:
         if not self.failed:
             difference = yield from self.compare_skeletons()
             yield from self.measure()
+            self.launch_reductions_early()
         try:
             self.decision = self.view.host.choose_mode(self.votes)
         except Exception as error:
@@ -197,8 +210,25 @@ class _Side:
         difference = yield from common.compare()
         self.votes = common.votes
         if common.chosen is not None:
-            self.view = reordered(view, common.order)
+            self.view, self.base = reordered(view, common.order), common.order
         return difference
+
+    def launch_reductions_early(self) -> None:
+        """Let program order be one in which reductions leave as early as they can.
+
+        Only structure decides, so ranks of one graph get one order, and no rank's sequence of
+        communication changes.
+        """
+        assert self.view.model is not None
+        self.before = self.view.model.program_order
+        try:
+            early, order = with_early_launches(self.view)
+        except Exception as error:
+            logger.warning("reductions stay where they are: %s", describe_error(error))
+            return
+        if order:
+            self.view, self.early = early, order
+            self.base = tuple(self.base[p] for p in order) if self.base else order
 
     def fingerprint_of(self, order: tuple[int, ...]) -> str:
         """Of this rank's graph in another order; empty, "cannot", if anything goes wrong."""
@@ -254,6 +284,9 @@ class _Side:
             self.slower_why = f"pinned because on rank {rank} {commitments[slower.index(True)].why}"
             return False
         why = self.refusal([(c.ok, c.why) for c in commitments])
+        if len({c.order for c in commitments}) > 1:
+            # By its own costs each rank would wait elsewhere; ranks of one graph have one order.
+            self.order = self.plain
         if not why and len({c.plan for c in commitments}) > 1:
             why = "ranks would commit different sequences of communication"
         if why:
@@ -283,13 +316,15 @@ class _Side:
                 by_boundary = mode is Mode.IDENTICAL
                 self.plan = settle(self.plan, view.frame, agreed, by_boundary=by_boundary)
                 boundaries = tuple(p.boundary for p in self.plan.placements)
-            self.order = rebuild_order(view.frame, boundaries)
+            self.plain = rebuild_order(view.frame, boundaries)
+            self.order = with_late_waits(view, self.plain)
             if problem := find_violation(view.graph, self.order):
                 return Commitment(ok=False, why=f"the new order has {problem}")
             plan = self.plan_digest(mode, agreed)
             if slower := self.how_much_slower():
                 return Commitment(ok=False, slower=True, why=slower)
-            return Commitment(ok=True, plan=plan)
+            whole = "" if mode is not Mode.IDENTICAL else _digest(self.order)
+            return Commitment(ok=True, plan=plan, order=whole)
         except Exception as error:
             return Commitment(ok=False, why=describe_error(error))
 
@@ -298,14 +333,15 @@ class _Side:
         view = self.view
         assert view.skeleton is not None
         assert view.model is not None
-        before, after = view.model.program_order, view.model.run(self.order)
+        before, after = self.before or view.model.program_order, view.model.run(self.order)
         if view.calls:
             # A call is exposed as a whole where its first gather alone would not be, and saves
             # the host's time elsewhere: only the whole step can be compared.
             longer = after.total_ns - before.total_ns
             return f"the step would take {longer} ns longer than in program order" * (longer > 0)
         launches = [group.launch for group in view.skeleton.gathers]
-        more = after.gathers_exposed_ns(launches) - before.gathers_exposed_ns(launches)
+        came = launches if self.early is None else [self.early[launch] for launch in launches]
+        more = after.gathers_exposed_ns(launches) - before.gathers_exposed_ns(came)
         return f"{more} ns more would be exposed than in program order" * (more > 0)
 
     def plan_digest(self, mode: Mode, agreed: tuple[int, ...]) -> str:
@@ -316,8 +352,7 @@ class _Side:
         place = {p: i for i, p in enumerate(self.view.skeleton.positions)}
         sequence = [place[p] for p in self.order if p in place]
         calls = [[place[launch] for launch in call.launches] for call in self.view.calls]
-        text = json.dumps([str(mode), agreed, sequence, calls])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest([str(mode), agreed, sequence, calls])
 
     def refusal(self, answers: Sequence[tuple[bool, str]]) -> str:
         reasons = [
@@ -344,8 +379,8 @@ class _Side:
         order = tuple(range(len(graph.nodes)))
         if committed:
             order = self.order
-            if common and common.order:
-                order = tuple(common.order[position] for position in order)
+            if self.base:
+                order = tuple(self.base[position] for position in order)
         elif restored:
             committed, order = True, restored
             why = f"one order of communication was restored, no gather moved: {stopped_by}"
@@ -356,7 +391,7 @@ class _Side:
         notes = common.notes(committed=committed) if common else ()
         lasting = not verdict.startswith(_LATE)
         try:
-            view, plan = self.view_as_it_came()
+            view, plan = as_it_came(self.came, self.view, self.base), self.plan
             if not committed or restored:
                 view = evolve(view, calls=())
             if restored and view.frame is not None:
@@ -370,18 +405,6 @@ class _Side:
         )
         return evolve(outcome, notes=(*outcome.notes, *notes), lasting=lasting)
 
-    def view_as_it_came(self) -> tuple[RankView, Plan]:
-        """The view and the plan in terms of the program order that this rank came with."""
-        came, base = self.came, self.common.order if self.common else ()
-        if not base:
-            return self.view, self.plan
-        assert came.skeleton is not None
-        view = self.view
-        by_position = dict(zip(base, view.costs, strict=True))
-        costs = tuple(by_position[position] for position in range(len(base)))
-        calls = tuple(
-            evolve(call, launches=tuple(base[launch] for launch in call.launches))
-            for call in view.calls
-        )
-        model = TimelineModel(came.graph, came.skeleton, costs, view.machine, calls)
-        return evolve(came, costs=costs, machine=view.machine, model=model, calls=calls), self.plan
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()

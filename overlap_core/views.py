@@ -16,11 +16,14 @@ from .placement import (
     align,
     build_frame,
     calls_of,
+    contention_of,
     default_region_bytes,
     join,
     largest_region_bytes,
+    launch_early,
     propose,
     rebuild_order,
+    wait_late,
 )
 from .ranks import Vote
 from .registry import registry_digest
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RankView",
+    "as_it_came",
     "coalesced",
     "describe_bound",
     "describe_error",
@@ -53,6 +57,8 @@ __all__ = [
     "propose_plan",
     "reordered",
     "with_costs",
+    "with_early_launches",
+    "with_late_waits",
 ]
 
 _NO_FAULT = ""
@@ -81,6 +87,8 @@ class RankView:
     """Bytes of weights in a region; 0: as by default."""
     keep_alone: frozenset[str] = frozenset()
     """Names of launches for which no coalesced call can be made."""
+    is_backward: bool = False
+    """Of gradients: its reductions leave as early as is legal."""
 
     @property
     def bound_bytes(self) -> int:
@@ -99,6 +107,7 @@ def prepare(
     requests: Sequence[CostRequest | None] | None = None,
     fault: str = _NO_FAULT,
     keep_alone: frozenset[str] = frozenset(),
+    is_backward: bool = False,
 ) -> RankView:
     """Classify, fingerprint and cost one rank's graph. Never raises: a failure becomes `fault`.
 
@@ -108,6 +117,7 @@ def prepare(
         requests: structural keys of the nodes' costs, if somebody knows more than the graph.
         fault: what went wrong before, if anything did.
         keep_alone: names of launches for which no coalesced call can be made.
+        is_backward: whether the graph computes gradients, on all ranks or on none.
     """
     names = host.plugin_names()
     digest = registry_digest()
@@ -122,7 +132,13 @@ def prepare(
         plugin_names=names,
     )
     view = RankView(
-        graph=graph, config=config, host=host, vote=vote, fault=fault, keep_alone=keep_alone
+        graph=graph,
+        config=config,
+        host=host,
+        vote=vote,
+        fault=fault,
+        keep_alone=keep_alone,
+        is_backward=is_backward,
     )
     if fault:
         return view
@@ -225,6 +241,63 @@ def propose_plan(view: RankView, *, pinned: bool) -> Plan:
         bound_bytes=view.bound_bytes,
     )
     return align(view.host.adjust_plan(plan, view.graph), view.frame)
+
+
+def with_early_launches(view: RankView) -> tuple[RankView, tuple[int, ...]]:
+    """The view with reductions of gradients launched as early as is legal, in the same sequence.
+
+    Returns:
+        The view, and its program order as positions of the given one; empty if nothing moved.
+    """
+    assert view.skeleton is not None
+    program = tuple(range(len(view.graph.nodes)))
+    order = launch_early(view.graph, view.skeleton) if view.is_backward else program
+    if order == program:
+        return view, ()
+    return reordered(view, order), order
+
+
+def with_late_waits(view: RankView, order: tuple[int, ...]) -> tuple[int, ...]:
+    """An order in which reductions are waited for no earlier than their time needs."""
+    assert view.skeleton is not None
+    return wait_late(
+        view.graph,
+        view.skeleton,
+        view.costs,
+        order,
+        bound_bytes=view.bound_bytes,
+        slack_ns=view.config.slack_ns,
+        contention=contention_of(view.config, view.machine),
+        model=view.model,
+    )
+
+
+def as_it_came(came: RankView, view: RankView, base: tuple[int, ...]) -> RankView:
+    """What a view holds, in terms of the program order that a rank came with.
+
+    Args:
+        came: the view before it was reordered.
+        view: the one after.
+        base: program order of `view` as positions of `came`; empty: the same.
+    """
+    if not base:
+        return view
+    assert came.skeleton is not None
+    by_position = dict(zip(base, view.costs, strict=True))
+    costs = tuple(by_position[position] for position in range(len(base)))
+    calls = tuple(
+        evolve(call, launches=tuple(base[launch] for launch in call.launches))
+        for call in view.calls
+    )
+    model = TimelineModel(came.graph, came.skeleton, costs, view.machine, calls)
+    return evolve(
+        came,
+        costs=costs,
+        machine=view.machine,
+        model=model,
+        calls=calls,
+        region_bytes=view.region_bytes,
+    )
 
 
 def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[str]:

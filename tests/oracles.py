@@ -14,14 +14,13 @@ from overlap_core.testing._values import Value, run_symbolically
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from overlap_core.costs import Cost
     from overlap_core.graph import Node, OverlapGraph
 
 __all__ = [
     "bytes_in_flight",
-    "exposed_ns",
     "find_movable",
     "issues_communication",
+    "launches_of_waits",
     "weight_gathers",
 ]
 
@@ -61,7 +60,7 @@ def _leaves(values: list[Value | str], by_name: Mapping[str, Node]) -> set[str] 
     return found
 
 
-def _in_flight(graph: OverlapGraph) -> dict[str, frozenset[str]]:
+def launches_of_waits(graph: OverlapGraph) -> dict[str, frozenset[str]]:
     """For each node the launches whose results it reads before or at a wait for them."""
     waiting: dict[str, frozenset[str]] = {}
     ready: dict[str, frozenset[str]] = {}
@@ -81,7 +80,7 @@ def _in_flight(graph: OverlapGraph) -> dict[str, frozenset[str]]:
 
 
 def _used_launches(graph: OverlapGraph) -> set[str]:
-    launches_of = _in_flight(graph)
+    launches_of = launches_of_waits(graph)
     made: dict[str, frozenset[str]] = {}
     used: set[str] = set()
     for node in graph.nodes:
@@ -99,7 +98,7 @@ def _used_launches(graph: OverlapGraph) -> set[str]:
 def find_movable(graph: OverlapGraph) -> set[str]:
     """Names of weight gathers, of what unpacks them, and of what only ever serves one of them."""
     serves: dict[str, set[str]] = {name: {name} for name in weight_gathers(graph)}
-    launches_of = _in_flight(graph)
+    launches_of = launches_of_waits(graph)
     for node in graph.nodes:
         if node.kind is NodeKind.COMPUTE and len(launches_of[node.name]) == 1:
             (launch,) = launches_of[node.name]
@@ -126,57 +125,31 @@ def find_movable(graph: OverlapGraph) -> set[str]:
     return set(serves)
 
 
-def exposed_ns(graph: OverlapGraph, costs: Sequence[Cost], order: Sequence[str]) -> dict[str, int]:
-    """Idle time of the compute stream by the launch that causes it: a simulation of its own.
+def find_reductions(graph: OverlapGraph) -> set[str]:
+    """Names of collectives that are no weight gathers, of what serves them alone, of their waits.
 
-    One stream of compute, one first-in first-out channel for each group.
+    And of compute that only such waits lead to: all that may move for reductions.
     """
-    ns = {node.name: cost.ns or 0 for node, cost in zip(graph.nodes, costs, strict=True)}
-    network = {
-        node.name: ns[node.name] // 2
-        if cost.network_ns is None
-        else min(cost.network_ns, ns[node.name])
-        for node, cost in zip(graph.nodes, costs, strict=True)
-    }
-    by_name = {node.name: node for node in graph.nodes}
-    launches_of = _in_flight(graph)
-    clock = 0
-    jobs: dict[str, list[tuple[int, str]]] = {}
-    """Per group the times at which jobs are done, with the launch (none for an opaque op)."""
-    done: dict[str, int] = {}
-    idle: dict[str, int] = {}
-
-    def stall(until: int, launch: str) -> None:
-        nonlocal clock
-        if until > clock:
-            if launch:
-                idle[launch] = idle.get(launch, 0) + until - clock
-            clock = until
-
-    for name in order:
-        node = by_name[name]
-        channel = jobs.setdefault(node.group or "?", []) if issues_communication(node) else []
-        free_at, holder = channel[-1] if channel else (0, "")
-        if node.kind is NodeKind.COLLECTIVE:
-            done[name] = max(clock, free_at) + ns[name]
-            channel.append((done[name], name))
-        elif node.kind is NodeKind.WAIT:
-            for launch in sorted(launches_of[name], key=done.__getitem__):
-                stall(done[launch], launch)
-        elif issues_communication(node):
-            # An opaque op that finds another's traffic on its channel has already waited for it.
-            if holder:
-                stall(free_at, holder)
-            channel.append((clock + network[name], ""))
-            clock += ns[name]
-        else:
-            clock += ns[name]
-    return idle
+    gathers = set(weight_gathers(graph))
+    launches_of = launches_of_waits(graph)
+    reductions = {n.name for n in graph.nodes if n.kind is NodeKind.COLLECTIVE} - gathers
+    waits = {name for name, launches in launches_of.items() if launches & reductions}
+    found = reductions | waits
+    for node, before in zip(graph.nodes, graph.predecessors, strict=True):
+        behind = {graph.nodes[position].name for position in before}
+        if node.kind is NodeKind.COMPUTE and behind & found:
+            found.add(node.name)
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        users = {graph.nodes[after].name for after in graph.successors[position]}
+        if node.kind is NodeKind.COMPUTE and users and users <= found:
+            found.add(node.name)
+    return found
 
 
 def bytes_in_flight(graph: OverlapGraph, order: Sequence[str], gathers: Iterable[str]) -> int:
     """The most bytes of the given gathers between launch and first wait at any time."""
-    launches_of = _in_flight(graph)
+    launches_of = launches_of_waits(graph)
     by_name = {node.name: node for node in graph.nodes}
     wanted = set(gathers)
     flying: dict[str, int] = {}

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from overlap_core import OverlapConfig, hookimpl
 from overlap_core.host import PluginHost
-from overlap_core.views import RankView, prepare
 from overlap_core.placement import Timeline, TimelineModel
+from overlap_core.views import RankView, prepare
 
 from .small_graphs import gather, graph_of, mm, on_ranks, reduce_scatter, wait
 

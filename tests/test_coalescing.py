@@ -283,7 +283,9 @@ def test_bytes_in_flight_are_bounded(graphs: list[OverlapGraph], config: Overlap
 
 
 @given(models(), configs())
-def test_every_rank_could_have_followed_alone(graphs: list[OverlapGraph], config: OverlapConfig) -> None:
+def test_every_rank_could_have_followed_alone(
+    graphs: list[OverlapGraph], config: OverlapConfig
+) -> None:
     host = PluginHost.discover(config)
     for outcome in simulate(graphs, config):
         assert outcome.graph is not None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from overlap_core import Node, OverlapGraph
     from overlap_core.outcome import RankOutcome
+    from overlap_core.views import RankView
 
 CAPTURED = ("a", "g0", "w.g0", "b", "g1", "op", "w.g1", "c")
 """Two gathers on one group, and between the second one and its use an opaque op on another."""
@@ -269,6 +270,8 @@ def test_a_ladder_that_aborts_still_leaves_one_order() -> None:
 
 class Pessimist(TimelineModel):
     """Predicts a loss for every order but program order."""
+
+    program_order = Timeline(exposed_ns={}, total_ns=0)
 
     def run(self, order: Sequence[int]) -> Timeline:
         """One nanosecond more for each node that is not in its place."""

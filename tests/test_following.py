@@ -12,12 +12,12 @@ from overlap_core import OverlapConfig
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow, structure_of
 from overlap_core.host import PluginHost
-from overlap_core.views import prepare
 from overlap_core.ranks import Agreement, Mode
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.skeleton import structure_digest
 from overlap_core.testing import assert_legal
 from overlap_core.testing.strategies import RankSet, rank_sets
+from overlap_core.views import prepare
 
 from .pipeline_views import EXACT, hosted, same, skewed, two_layers
 from .small_graphs import on_ranks

@@ -10,21 +10,29 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, OverlapGraph, simulate
+from overlap_core.costs import IDEAL
 from overlap_core.ranks import Mode
 from overlap_core.testing import assert_legal
 from overlap_core.testing.strategies import RankSet, rank_sets
 
 from .oracles import (
     bytes_in_flight,
-    exposed_ns,
     find_movable,
+    find_reductions,
     issues_communication,
+    launches_of_waits,
     weight_gathers,
 )
+from .placement.event_simulation import Simulation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from overlap_core.costs import Cost
     from overlap_core.outcome import RankOutcome
 
+ROUNDING_NS = 1
 FREE = (Mode.IDENTICAL, Mode.SLOT)
 
 
@@ -36,6 +44,13 @@ def configs() -> st.SearchStrategy[OverlapConfig]:
         slack_ns=st.sampled_from((0, 20_000, 10**9)),
         max_in_flight_bytes=st.none() | st.integers(1, 6_000),
     )
+
+
+def exposed_ns(
+    graph: OverlapGraph, costs: Sequence[Cost], order: Sequence[str]
+) -> dict[str, Fraction]:
+    """Idle time of the compute stream by the launch that causes it, by a simulation of its own."""
+    return Simulation.of(graph, costs, order, IDEAL, launches_of_waits(graph)).run().exposed
 
 
 def names(graph: OverlapGraph) -> list[str]:
@@ -105,7 +120,7 @@ def test_ranks_of_a_scope_tell_one_story(ranks: RankSet, config: OverlapConfig) 
 @given(rank_sets("identical"), configs())
 def test_equal_graphs_get_one_order(ranks: RankSet, config: OverlapConfig) -> None:
     for scope in by_scope(simulate(ranks.graphs, config)):
-        assert scope[0].mode in (Mode.IDENTICAL, Mode.PINNED)
+        assert scope[0].mode in (Mode.IDENTICAL, Mode.PINNED), scope[0].why
         if scope[0].mode is Mode.IDENTICAL:
             assert scope[0].why == f"one graph on {'all' if len(scope) > 1 else 'rank'} " + (
                 f"{len(scope)} ranks" if len(scope) > 1 else str(scope[0].rank)
@@ -138,10 +153,12 @@ def test_pinned_passes_no_communication(ranks: RankSet, config: OverlapConfig) -
 
 
 @given(rank_sets(), configs())
-def test_nothing_but_launch_groups_moves(ranks: RankSet, config: OverlapConfig) -> None:
+def test_nothing_but_launch_groups_and_reductions_moves(
+    ranks: RankSet, config: OverlapConfig
+) -> None:
     for outcome in simulate(ranks.graphs, config):
         graph = graph_of(outcome)
-        movable = find_movable(graph)
+        movable = find_movable(graph) | find_reductions(graph)
         still = [name for name in names(graph) if name not in movable]
         assert [name for name in outcome.order if name not in movable] == still
         gathers = [gather.name for gather in outcome.gathers]
@@ -158,10 +175,13 @@ def test_prediction_never_gets_worse(ranks: RankSet, config: OverlapConfig) -> N
         before = exposed_ns(graph, outcome.costs, names(graph))
         after = exposed_ns(graph, outcome.costs, outcome.order)
         gathers = [gather.name for gather in outcome.gathers]
-        assert sum(after.get(g, 0) for g in gathers) <= sum(before.get(g, 0) for g in gathers)
+        rounding = len(gathers) * ROUNDING_NS
+        assert sum(after.get(g, 0) for g in gathers) <= (
+            sum(before.get(g, 0) for g in gathers) + rounding
+        )
         for gather in outcome.gathers:
-            assert gather.exposed_ns_before == before.get(gather.name, 0)
-            assert gather.exposed_ns_after == after.get(gather.name, 0)
+            assert abs(gather.exposed_ns_before - before.get(gather.name, 0)) <= ROUNDING_NS
+            assert abs(gather.exposed_ns_after - after.get(gather.name, 0)) <= ROUNDING_NS
 
 
 @given(rank_sets(), configs())

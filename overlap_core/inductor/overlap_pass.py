@@ -196,6 +196,7 @@ class OverlapPass:
             self.host,
             adapted.requests,
             keep_alone=find_uncoalescable(snodes),
+            is_backward=bool(V.graph.is_backward),
         )
         return _Sight(
             adapted=adapted,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .timeline import Coalesced
 
-__all__ = ["align", "propose"]
+__all__ = ["align", "contention_of", "propose"]
 
 _CONTENTION = 1.5
 """A gather beside compute takes this many times its time alone, where nobody has measured it."""
@@ -86,7 +86,7 @@ def propose(
     """
     axes: dict[tuple[str, ...], _Axis] = {}
     together = {call.launches[0]: call.ns for call in calls}
-    contention = _contention(config, machine)
+    contention = contention_of(config, machine)
     starved = _starved_ns(graph, skeleton, frame, costs, machine)
     if bound_bytes is None:
         bound_bytes = config.max_in_flight_bytes
@@ -196,7 +196,8 @@ def _queue_names(graph: OverlapGraph, skeleton: Skeleton, position: int) -> tupl
     return groups or ((graph.nodes[position].group or "?"),)
 
 
-def _contention(config: OverlapConfig, machine: Machine) -> float:
+def contention_of(config: OverlapConfig, machine: Machine) -> float:
+    """How many times longer a gather takes beside compute: as configured, measured or guessed."""
     if config.contention is not None:
         return config.contention
     return machine.gather_slowdown if machine.measured else _CONTENTION

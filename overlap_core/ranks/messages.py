@@ -77,6 +77,8 @@ class Commitment:
     """Not ok only because the order is predicted to expose more than program order."""
     plan: str = ""
     """Digest of the mode, the agreed units and the sequence of communication."""
+    order: str = ""
+    """Digest of the whole order by position, where graphs are equal."""
 
     def encode(self) -> bytes:
         return _pack(asdict(self))

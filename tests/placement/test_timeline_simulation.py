@@ -12,7 +12,7 @@ from overlap_core.costs import IDEAL, resolve_costs
 from overlap_core.placement import TimelineModel
 from overlap_core.testing.strategies import graphs
 
-from ..oracles import _in_flight
+from ..oracles import launches_of_waits
 from ..small_graphs import skeleton_of
 from .event_simulation import Simulation
 from .random_runs import legal_order, machines, random_calls
@@ -33,7 +33,7 @@ def simulated(
 ) -> Simulation:
     costs = resolve_costs(graph, lambda request: None)
     names = [graph.nodes[position].name for position in order]
-    return Simulation.of(graph, costs, names, machine, _in_flight(graph), calls).run()
+    return Simulation.of(graph, costs, names, machine, launches_of_waits(graph), calls).run()
 
 
 def assert_alike(graph: OverlapGraph, timeline: Timeline, simulation: Simulation) -> None:

@@ -197,6 +197,7 @@ def test_a_machine_is_the_worst_that_a_rank_measured() -> None:
         wait_host_ns=10_000,
         gather_slowdown=1.5,
         compute_slowdown=1.3,
+        waits_for_kernel=True,
         measured=True,
     )
 
@@ -238,7 +239,7 @@ def test_a_probe_that_goes_wrong_on_one_rank_is_used_by_none(
     default, kind = Machine(), name.partition("/")[0]
     lost = {
         "collective": ("collective_host_ns", "wait_host_ns", "member_host_ns"),
-        "contention": ("gather_slowdown", "compute_slowdown", "measured"),
+        "contention": ("gather_slowdown", "compute_slowdown", "waits_for_kernel", "measured"),
         "kernel": ("kernel_host_ns",),
         "opaque": (),
     }[kind]
@@ -338,6 +339,7 @@ def test_real_ranks_agree_on_a_machine() -> None:
         member_host_ns=3,
         gather_slowdown=3.25,
         compute_slowdown=1.5,
+        waits_for_kernel=True,
         measured=True,
     )
 

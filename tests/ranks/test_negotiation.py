@@ -32,8 +32,8 @@ from ..pipeline_views import same, skewed, slower_unless_pinned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlap_core.views import RankView
     from overlap_core.ranks.negotiation import Protocol
+    from overlap_core.views import RankView
 
 T = TypeVar("T")
 

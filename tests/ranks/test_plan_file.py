@@ -113,11 +113,11 @@ def test_a_file_of_another_header_or_version_is_not_used(tmp_path: Path) -> None
     save_plan_file(path, file_of())
     assert load_plan_file(path, {**HEADER, "torch": "3"}) is None
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "version": 2}))
+    path.write_text(json.dumps({**data, "version": 3}))
     assert load_plan_file(path, HEADER) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\ufeff\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', "\ufeff\x00"])
 def test_a_broken_file_is_said_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlap_core.outcome import RankOutcome
-    from overlap_core.views import RankView
     from overlap_core.ranks.negotiation import Protocol
     from overlap_core.ranks.store import KeyValueStore
+    from overlap_core.views import RankView
 
 T = TypeVar("T")
 LONG_S = 60.0
