@@ -38,6 +38,7 @@ from .verdicts import describe_outcome
 from .views import (
     RankView,
     as_it_came,
+    came_calls,
     coalesced,
     describe_bound,
     describe_error,
@@ -85,6 +86,11 @@ def negotiate(
     except DeadlineError as error:
         side.failed = True
         wish = side.give_up(str(error))
+    except Exception as error:
+        # Peers may have this rank's word already, and must not decide without it being told.
+        logger.warning("a negotiation failed: %s", describe_error(error))
+        side.failed = True
+        wish = side.give_up(f"rank {view.graph.rank} failed: {describe_error(error)}")
     # Whoever comes here first decides for all, so the ranks of a scope end alike, for one reason.
     verdict = yield Decide("decision", wish)
     return side.close(verdict[0])
@@ -99,9 +105,10 @@ class _Side:
         self.view = view
         """In terms of the restored order, once ranks agreed on one; `came` never is."""
         self.came = self.single = view
-        self.joined: RankView | None = None
-        """With coalesced calls, if ranks agreed on any."""
+        """What this rank came with, and the last view in which each gather is alone."""
         self.labels: tuple[int, ...] = ()
+        """Which gathers ranks agreed to coalesce; empty: none."""
+        self.region_bytes = 0
         self.base: tuple[int, ...] = ()
         """Program order of `view` as positions of what this rank came with; empty: the same."""
         self.before: Timeline | None = None
@@ -139,6 +146,7 @@ class _Side:
             fault = describe_error(error)
         if self.decision.mode is Mode.PINNED and difference:
             self.decision = evolve(self.decision, why=f"{self.decision.why}; {difference}")
+        self.single = self.view
         if not self.failed:
             yield from self.coalesce()
         for attempt in ("first", "pinned"):
@@ -181,15 +189,20 @@ class _Side:
         if wish == "off" or (wish == "auto" and self.measurer is None) or not self.alike():
             return
         assert view.skeleton is not None
-        labels, region_bytes = alone(len(view.skeleton.gathers)), 0
+        labels = single = alone(len(view.skeleton.gathers))
         try:
-            labels, region_bytes = choose_labels(view)
+            labels, self.region_bytes = choose_labels(view)
         except Exception as error:
             logger.warning("gathers are not coalesced: %s", describe_error(error))
         payloads = yield from share_distinct("coalesce", encode_labels(labels), self.index)
-        self.labels = decode_labels(payloads, len(labels))
-        if self.labels != alone(len(labels)):
-            self.single, self.joined = view, coalesced(view, self.labels, region_bytes)
+        agreed = decode_labels(payloads, len(labels))
+        self.labels = () if agreed == single else agreed
+
+    def seen_in(self, mode: Mode) -> RankView:
+        """The view for a mode: what is one call must follow each other on all ranks."""
+        if not self.labels or mode is Mode.PINNED:
+            return self.single
+        return coalesced(self.single, self.labels, self.region_bytes)
 
     def compare_skeletons(self) -> Protocol[str]:
         """Give compatible skeletons one digest in the votes; else say where they differ.
@@ -221,11 +234,7 @@ class _Side:
         """
         assert self.view.model is not None
         self.before = self.view.model.program_order
-        try:
-            early, order = with_early_launches(self.view)
-        except Exception as error:
-            logger.warning("reductions stay where they are: %s", describe_error(error))
-            return
+        early, order = with_early_launches(self.view)
         if order:
             self.view, self.early = early, order
             self.base = tuple(self.base[p] for p in order) if self.base else order
@@ -253,11 +262,10 @@ class _Side:
     def attempt(self, name: str, fault: str) -> Protocol[bool]:
         """Propose, reconcile, rebuild, verify. Whether all ranks are ready to commit."""
         mode, self.offer = self.decision.mode, b""
-        if self.joined is not None:
-            self.view = self.joined if mode in (Mode.IDENTICAL, Mode.SLOT) else self.single
         proposal = Proposal(mode=str(mode), can=not fault, why=fault)
         if not fault and mode is not Mode.ABORT:
             try:
+                self.view = self.seen_in(mode)
                 self.plan = propose_plan(self.view, pinned=mode is Mode.PINNED)
                 proposal = evolve(proposal, units=self.units(mode))
             except Exception as error:
@@ -317,23 +325,26 @@ class _Side:
                 self.plan = settle(self.plan, view.frame, agreed, by_boundary=by_boundary)
                 boundaries = tuple(p.boundary for p in self.plan.placements)
             self.plain = rebuild_order(view.frame, boundaries)
-            self.order = with_late_waits(view, self.plain)
+            self.order = self.plain
             if problem := find_violation(view.graph, self.order):
                 return Commitment(ok=False, why=f"the new order has {problem}")
             plan = self.plan_digest(mode, agreed)
-            if slower := self.how_much_slower():
+            if slower := self.how_much_slower(self.plain):
                 return Commitment(ok=False, slower=True, why=slower)
+            late = with_late_waits(view, self.plain)
+            if not find_violation(view.graph, late) and not self.how_much_slower(late):
+                self.order = late
             whole = "" if mode is not Mode.IDENTICAL else _digest(self.order)
             return Commitment(ok=True, plan=plan, order=whole)
         except Exception as error:
             return Commitment(ok=False, why=describe_error(error))
 
-    def how_much_slower(self) -> str:
-        """In words; "" if the new order is predicted to be no slower than program order."""
+    def how_much_slower(self, order: tuple[int, ...]) -> str:
+        """In words; "" if an order is predicted to be no slower than program order."""
         view = self.view
         assert view.skeleton is not None
         assert view.model is not None
-        before, after = self.before or view.model.program_order, view.model.run(self.order)
+        before, after = self.before or view.model.program_order, view.model.run(order)
         if view.calls:
             # A call is exposed as a whole where its first gather alone would not be, and saves
             # the host's time elsewhere: only the whole step can be compared.
@@ -392,14 +403,15 @@ class _Side:
         lasting = not verdict.startswith(_LATE)
         try:
             view, plan = as_it_came(self.came, self.view, self.base), self.plan
-            if not committed or restored:
-                view = evolve(view, calls=())
             if restored and view.frame is not None:
                 plan = stand_still(view.graph, view.frame)
             elif committed:
                 notes = (*notes, *describe_bound(self.view, self.plan, self.order))
         except Exception:
             view, plan = self.came, Plan()
+        # Not part of the description: the peers make these calls, whatever failed above.
+        calls = came_calls(self.view, self.base) if committed and not restored else ()
+        view = evolve(view, calls=calls)
         outcome = describe_outcome(
             view, self.scope, self.votes, decision, plan, order, committed=committed
         )

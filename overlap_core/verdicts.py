@@ -47,6 +47,7 @@ def describe_outcome(
             committed=committed,
             votes=votes,
             graph=view.graph,
+            coalesced=view.calls,
             notes=(f"the outcome could not be described: {type(error).__name__}: {error}",),
         )
 

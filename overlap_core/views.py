@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from .costs import IDEAL, resolve_costs
+from .errors import IllegalOrderError
 from .graph import first_violation
 from .placement import (
     TimelineModel,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RankView",
     "as_it_came",
+    "came_calls",
     "coalesced",
     "describe_bound",
     "describe_error",
@@ -60,6 +63,8 @@ __all__ = [
     "with_early_launches",
     "with_late_waits",
 ]
+
+logger = logging.getLogger(__name__)
 
 _NO_FAULT = ""
 _LONGEST_WHY = 1000
@@ -248,28 +253,44 @@ def with_early_launches(view: RankView) -> tuple[RankView, tuple[int, ...]]:
 
     Returns:
         The view, and its program order as positions of the given one; empty if nothing moved.
+        Never raises: what fails on one rank keeps its reductions where they are.
     """
-    assert view.skeleton is not None
     program = tuple(range(len(view.graph.nodes)))
-    order = launch_early(view.graph, view.skeleton) if view.is_backward else program
-    if order == program:
+    if view.skeleton is None or not view.is_backward:
         return view, ()
-    return reordered(view, order), order
+    try:
+        order = launch_early(view.graph, view.skeleton)
+        if order == program:
+            return view, ()
+        # Checked here, since the graph in another order takes that one for what must be kept.
+        if problem := find_violation(view.graph, order):
+            raise IllegalOrderError(f"the order has {problem}")
+        return reordered(view, order), order
+    except Exception as error:
+        logger.warning("reductions are launched where they were: %s", describe_error(error))
+        return view, ()
 
 
 def with_late_waits(view: RankView, order: tuple[int, ...]) -> tuple[int, ...]:
-    """An order in which reductions are waited for no earlier than their time needs."""
+    """An order in which reductions are waited for no earlier than their time needs.
+
+    Never raises: what fails on one rank leaves its waits where they are.
+    """
     assert view.skeleton is not None
-    return wait_late(
-        view.graph,
-        view.skeleton,
-        view.costs,
-        order,
-        bound_bytes=view.bound_bytes,
-        slack_ns=view.config.slack_ns,
-        contention=contention_of(view.config, view.machine),
-        model=view.model,
-    )
+    try:
+        return wait_late(
+            view.graph,
+            view.skeleton,
+            view.costs,
+            order,
+            bound_bytes=view.bound_bytes,
+            slack_ns=view.config.slack_ns,
+            contention=contention_of(view.config, view.machine),
+            model=view.model,
+        )
+    except Exception as error:
+        logger.warning("reductions are waited for where they were: %s", describe_error(error))
+        return order
 
 
 def as_it_came(came: RankView, view: RankView, base: tuple[int, ...]) -> RankView:
@@ -285,10 +306,7 @@ def as_it_came(came: RankView, view: RankView, base: tuple[int, ...]) -> RankVie
     assert came.skeleton is not None
     by_position = dict(zip(base, view.costs, strict=True))
     costs = tuple(by_position[position] for position in range(len(base)))
-    calls = tuple(
-        evolve(call, launches=tuple(base[launch] for launch in call.launches))
-        for call in view.calls
-    )
+    calls = came_calls(view, base)
     model = TimelineModel(came.graph, came.skeleton, costs, view.machine, calls)
     return evolve(
         came,
@@ -297,6 +315,16 @@ def as_it_came(came: RankView, view: RankView, base: tuple[int, ...]) -> RankVie
         model=model,
         calls=calls,
         region_bytes=view.region_bytes,
+    )
+
+
+def came_calls(view: RankView, base: tuple[int, ...]) -> tuple[Coalesced, ...]:
+    """The calls of a view by positions of what it was reordered from; see `as_it_came`."""
+    if not base:
+        return view.calls
+    return tuple(
+        evolve(call, launches=tuple(base[launch] for launch in call.launches))
+        for call in view.calls
     )
 
 

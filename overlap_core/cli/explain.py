@@ -109,6 +109,10 @@ def _to_json(
         "exposed_ns_after": report.exposed_ns_after,
         "hidden": report.hidden,
         "total": len(report.gathers),
+        "calls": [
+            [gather.name for gather in report.gathers if gather.call == number]
+            for number in range(len(report.coalesced))
+        ],
         "limits": report.limits,
         "in_flight_bytes_before": max(bytes_in_flight(report, program), default=None),
         "in_flight_bytes_after": max(bytes_in_flight(report), default=None),
@@ -143,6 +147,9 @@ def _print_summary(console: Console, report: Report) -> None:
     before, after = format_us(report.exposed_ns_before), format_us(report.exposed_ns_after)
     parts = [f"exposed {before} -> {after} µs"]
     parts.append(f"{report.hidden} of {len(report.gathers)} gathers hidden")
+    if report.coalesced:
+        alone = sum(gather.call is None for gather in report.gathers)
+        parts.append(f"in {len(report.coalesced) + alone} calls")
     parts += [f"{count} {verdict}" for verdict, count in report.limits.items()]
     line = ", ".join(parts) if report.gathers else "no weight gathers"
     console.print(Text.assemble("mode ", (str(report.mode), "bold"), f": {plain(line)}"))

@@ -86,7 +86,7 @@ def test_json_has_everything() -> None:
     data = json.loads(result.stdout)
     assert list(data) == [
         *("rank", "scope", "mode", "why", "committed", "legal"),
-        *("exposed_ns_before", "exposed_ns_after", "hidden", "total", "limits"),
+        *("exposed_ns_before", "exposed_ns_after", "hidden", "total", "calls", "limits"),
         *("in_flight_bytes_before", "in_flight_bytes_after"),
         *("votes", "notes", "gathers", "costs", "sections"),
     ]

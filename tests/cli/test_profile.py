@@ -38,7 +38,7 @@ def test_json_has_everything() -> None:
     assert (data["device"], data["steps"], len(data["gathers"])) == ("cuda", 3, 16)
     first = data["gathers"][0]
     assert list(first) == [
-        *("report", "name", "group", "cost_ns", "took_ns"),
+        *("report", "name", "gathers", "group", "cost_ns", "took_ns"),
         *("exposed_ns_before", "exposed_ns_after", "exposed_ns", "ratio"),
     ]
     assert first["report"] == "h200-forward-report"

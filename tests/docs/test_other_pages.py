@@ -8,9 +8,10 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from attrs import fields
 
-from overlap_core import verdicts
-from overlap_core.placement import Verdict
+from overlap_core import OverlapConfig, verdicts
+from overlap_core.placement import GatherPlacement, Verdict
 from overlap_core.ranks import Mode
 
 from ..wheels import CORE, REPO_ROOT, FreshEnvironment, fresh_environment, wheels
@@ -18,12 +19,13 @@ from .faulty import HOOKS
 from .pages import PAGES, blocks_of, follow, missing_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
 READING = REPO_ROOT / "docs" / "reading-a-report.md"
-LINKING = (REPO_ROOT / "README.md", READING, *sorted(PAGES.rglob("*.md")))
+LINKING = (REPO_ROOT / "README.md", *sorted((REPO_ROOT / "docs").rglob("*.md")))
 
 
 @pytest.mark.ranks
@@ -46,15 +48,39 @@ def test_the_page_about_reports_has_every_mode_verdict_and_reason() -> None:
     text = READING.read_text(encoding="utf-8")
     for word in (*Mode, *Verdict):
         assert f"| `{word}` |" in text or f"`{word}`, `" in text, word
-    function = ast.parse(inspect.getsource(verdicts._judge)).body[0]
-    doc = ast.get_docstring(function, clean=False)
-    said = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
-    reasons = [
-        one.strip(" :()=") for one in said if isinstance(one, str) and one != doc and one[:1] != "."
-    ]
+    reasons = [*said_by(verdicts._judge), *said_by(verdicts._company)]
     assert len(reasons) > 10
     flat = " ".join(text.split())
     assert [reason for reason in reasons if reason not in flat] == []
+
+
+def said_by(function: Callable[..., object]) -> list[str]:
+    """The texts in a function, without its docstring and formats."""
+    tree = ast.parse(inspect.getsource(function)).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    doc = ast.get_docstring(tree, clean=False)
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return [
+        one.strip(" :()=;")
+        for one in texts
+        if isinstance(one, str) and one not in (doc, "") and one[:1] != "."
+    ]
+
+
+def test_the_page_of_the_policy_has_every_attribute_of_a_placement() -> None:
+    text = (PAGES / "hooks" / "overlap_adjust_plan.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"\| attribute of a placement .*?\n\n", text, flags=re.DOTALL)
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row)}
+    assert {attribute.name for attribute in fields(GatherPlacement)} <= named
+
+
+@pytest.mark.parametrize(
+    "name", ["coalesce", "contention", "costs", "max_in_flight_bytes", "mode_ladder", "slack_ns"]
+)
+def test_the_readme_has_the_default_of_an_option(name: str) -> None:
+    text = (REPO_ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(rf"^\| `{name}` \| `(.*?)` \|", text, flags=re.MULTILINE)
+    assert ast.literal_eval(shown) == getattr(OverlapConfig(), name)
 
 
 def test_the_index_lists_every_hook_and_every_page() -> None:

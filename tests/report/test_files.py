@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import overlap_core as oc
 from overlap_core.config import OverlapConfig
-from overlap_core.costs import FREE, Cost, CostRequest, CostSource, cost_request
+from overlap_core.costs import FREE, Cost, CostRequest, CostSource, Machine, cost_request
 from overlap_core.errors import PluginError, ReportFileError
 from overlap_core.graph import Node, NodeKind, OverlapGraph, graph_from_json, graph_to_json
 from overlap_core.host import PluginHost
 from overlap_core.outcome import GatherOutcome, RankOutcome
+from overlap_core.placement import Coalesced
 from overlap_core.ranks import Mode, Vote
 from overlap_core.report import (
     Report,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from overlap_core.testing.strategies import RankSet
 
 GOLDEN = Path(__file__).with_name("report-v1.json")
+GOLDEN_2 = Path(__file__).with_name("report-v2.json")
 """`example_report()` as this version writes it; a change of it is a change of the format."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
@@ -230,11 +232,34 @@ def example_report() -> Report:
     )
 
 
-def test_the_format_of_version_1_is_pinned(tmp_path: Path) -> None:
+def coalesced_report() -> Report:
+    """The same with what version 2 added: two gathers in one call, on a machine that was probed."""
     report = example_report()
-    assert load_report(GOLDEN) == report
+    gathers = tuple(
+        evolve(gather, call=None if number == 2 else 0)
+        for number, gather in enumerate(report.gathers)
+    )
+    machine = Machine(kernel_host_ns=8_000, gather_slowdown=1.25, measured=True)
+    call = Coalesced(launches=(0, 3), ns=150_000)
+    return evolve(report, gathers=gathers, machine=machine, coalesced=(call,))
+
+
+def test_version_1_is_still_read() -> None:
+    assert load_report(GOLDEN) == example_report()
+
+
+def test_the_format_of_version_2_is_pinned(tmp_path: Path) -> None:
+    report = coalesced_report()
+    assert load_report(GOLDEN_2) == report
     report.save(tmp_path / "report.json")
-    assert (tmp_path / "report.json").read_text() == GOLDEN.read_text()
+    assert (tmp_path / "report.json").read_text() == GOLDEN_2.read_text()
+
+
+def test_a_call_of_no_such_nodes_is_refused(tmp_path: Path) -> None:
+    data = report_to_json(coalesced_report())
+    data["coalesced"][0]["launches"] = [0, 99]
+    with pytest.raises(ValueError, match="coalesced: no such positions"):
+        report_from_json(data)
 
 
 @given(rank_sets(max_items=10, max_ranks=3))
