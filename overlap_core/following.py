@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from .views import RankView
 
 __all__ = ["agreement_of", "follow", "structure_of"]
+
+logger = logging.getLogger(__name__)
 
 _ALONE = "compiled alone: follows what was agreed for an earlier graph"
 
@@ -143,27 +146,47 @@ def _is_program_order(view: RankView, agreement: Agreement) -> bool:
 def _order(view: RankView, agreement: Agreement) -> tuple[RankView, Plan, tuple[int, ...]]:
     """This graph in the agreed sequence: its calls, where they are, and the order of positions."""
     wanted = _wanted(view, agreement)
-    program = tuple(range(len(view.graph.nodes)))
     assert view.skeleton is not None
-    positions = view.skeleton.positions
     canonical = _canonical(view.graph, view.skeleton)
     calls = [[canonical[place] for place in call] for call in agreement.calls]
     moving = {entry.ordinal for entry in view.skeleton.entries if entry.weight_gather}
     fixed = [ordinal for ordinal in wanted if ordinal not in moving]
-    if fixed == sorted(fixed) and _ascends(wanted, moving, calls):
-        if agreement.mode is Mode.ABORT:
-            if wanted != tuple(range(len(wanted))):
-                raise IllegalOrderError("nothing was agreed that would move gathers")
-            return view, Plan(), program
-        early, base = with_early_launches(view)
-        place = {position: spot for spot, position in enumerate(base)}
-        launches = [[place.get(positions[o], positions[o]) for o in call] for call in calls]
-        early = _with_calls(early, launches)
-        plan, order = _place(early, wanted, pinned=agreement.mode is Mode.PINNED)
-        if base:
-            order = tuple(base[position] for position in order)
-        return as_it_came(view, early, base), plan, order
-    # Inductor has ordered this graph's communication otherwise than the earlier one's.
+    if fixed != sorted(fixed) or not _ascends(wanted, moving, calls):
+        return _restore(view, wanted, calls)
+    if agreement.mode is Mode.ABORT:
+        if wanted != tuple(range(len(wanted))):
+            raise IllegalOrderError("nothing was agreed that would move gathers")
+        return view, Plan(), tuple(range(len(view.graph.nodes)))
+    try:
+        return _hoist(view, wanted, calls, pinned=agreement.mode is Mode.PINNED)
+    except IllegalOrderError as error:
+        logger.debug("more than gathers moves into the agreed sequence: %s", error)
+        return _restore(view, wanted, calls)
+
+
+def _hoist(
+    view: RankView, wanted: tuple[int, ...], calls: list[list[int]], *, pinned: bool
+) -> tuple[RankView, Plan, tuple[int, ...]]:
+    """The agreed sequence by moving gathers up."""
+    assert view.skeleton is not None
+    positions = view.skeleton.positions
+    early, base = with_early_launches(view)
+    place = {position: spot for spot, position in enumerate(base)}
+    launches = [[place.get(positions[o], positions[o]) for o in call] for call in calls]
+    early = _with_calls(early, launches)
+    plan, order = _place(early, wanted, pinned=pinned)
+    if base:
+        order = tuple(base[position] for position in order)
+    return as_it_came(view, early, base), plan, order
+
+
+def _restore(
+    view: RankView, wanted: tuple[int, ...], calls: list[list[int]]
+) -> tuple[RankView, Plan, tuple[int, ...]]:
+    """The agreed sequence where Inductor has ordered this graph otherwise than the earlier one."""
+    assert view.skeleton is not None
+    assert view.frame is not None
+    positions = view.skeleton.positions
     restored = restore_order(view.graph.predecessors, [positions[o] for o in wanted])
     if restored is None:
         raise IllegalOrderError("its dependencies contradict the agreed sequence")
@@ -173,7 +196,6 @@ def _order(view: RankView, agreement: Agreement) -> tuple[RankView, Plan, tuple[
     )
     _, order = _place(anew, tuple(range(len(wanted))), pinned=True)
     order = tuple(restored[position] for position in order)
-    assert view.frame is not None
     plan = stand_still(view.graph, view.frame)
     return as_it_came(view, anew, restored), plan, order
 

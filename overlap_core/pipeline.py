@@ -330,7 +330,11 @@ class _Side:
                 return Commitment(ok=False, why=f"the new order has {problem}")
             plan = self.plan_digest(mode, agreed)
             if slower := self.how_much_slower(self.plain):
-                return Commitment(ok=False, slower=True, why=slower)
+                if mode is not Mode.PINNED:
+                    return Commitment(ok=False, slower=True, why=slower)
+                # Where nothing passes communication, each rank may stay where it is.
+                self.plan = stand_still(view.graph, view.frame)
+                self.order = self.plain = tuple(range(len(view.graph.nodes)))
             late = with_late_waits(view, self.plain)
             if not find_violation(view.graph, late) and not self.how_much_slower(late):
                 self.order = late
