@@ -7,14 +7,17 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from .placement import (
+    Plan,
     align,
     alone,
     cut_illegal,
     form_units,
-    propose,
     rebuild_order,
     refine,
+    stand_still,
 )
 from .views import coalesced, propose_plan
 
@@ -93,21 +96,22 @@ def _labels(
 
 
 def held_back(view: RankView) -> frozenset[int]:
-    """Gathers that stay calls of their own: a policy holds them back, or no call can be made."""
+    """Gathers that stay calls of their own: no call can be made, or a policy holds them back.
+
+    Policies are asked about a plan in which each gather is launched as early as is legal.
+    """
     assert view.skeleton is not None
     assert view.frame is not None
     names = [view.graph.nodes[group.launch].name for group in view.skeleton.gathers]
     found = {number for number, name in enumerate(names) if name in view.keep_alone}
-    plan = propose(
-        view.graph,
-        view.skeleton,
-        view.frame,
-        view.costs,
-        view.config,
-        machine=view.machine,
-        bound_bytes=view.bound_bytes,
+    earliest = Plan(
+        placements=tuple(
+            evolve(placement, boundary=placement.floor)
+            for placement in stand_still(view.graph, view.frame).placements
+        )
     )
-    adjusted = align(view.host.adjust_plan(plan, view.graph), view.frame)
+    plan = align(earliest, view.frame)
+    adjusted = view.host.adjust_plan(plan, view.graph)
     if adjusted != plan:
         found |= {
             number

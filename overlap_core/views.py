@@ -100,7 +100,9 @@ class RankView:
         """Most bytes of gathered weights that may be in flight."""
         if self.config.max_in_flight_bytes is not None:
             return self.config.max_in_flight_bytes
-        region = self.region_bytes or default_region_bytes()
+        wish = self.config.coalesce
+        asked = wish if isinstance(wish, int) else default_region_bytes()
+        region = self.region_bytes or asked
         gathers = () if self.skeleton is None else self.skeleton.gathers
         return 2 * max(1, largest_region_bytes(self.graph, gathers, region))
 

@@ -279,7 +279,8 @@ def test_bytes_in_flight_are_bounded(graphs: list[OverlapGraph], config: Overlap
         bound = config.max_in_flight_bytes or 2 * max(config.coalesce, *sizes.values(), 1)
         program = bytes_in_flight(graph, [n.name for n in graph.nodes], gathers)
         allowed = max(bound, program, *sizes.values(), *of_calls, 0)
-        assert bytes_in_flight(graph, outcome.order, gathers) <= allowed
+        peak = bytes_in_flight(graph, outcome.order, gathers)
+        assert peak <= allowed, (outcome.order, of_calls, sizes)
 
 
 @given(models(), configs())

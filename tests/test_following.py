@@ -20,7 +20,7 @@ from overlap_core.testing.strategies import RankSet, rank_sets
 from overlap_core.views import prepare
 
 from .pipeline_views import EXACT, hosted, same, skewed, two_layers
-from .small_graphs import on_ranks
+from .small_graphs import gather, graph_of, mm, on_ranks, reduce_scatter, wait
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
@@ -125,3 +125,20 @@ def test_a_graph_that_inductor_ordered_otherwise_is_brought_back() -> None:
     outcome = follow(other, agreement)
     assert outcome.collectives == simulate_views([view])[0].collectives
     assert_legal(other.graph, outcome.order)
+
+
+def test_a_graph_with_a_gather_too_early_follows_the_order_that_was_restored() -> None:
+    """No gather moved up brings this rank into the sequence; it ended there by an agreement."""
+    places = {"r": 1, "g": 6}
+    nodes = [mm("a"), reduce_scatter("r", "a"), wait("r"), mm("b", "a"), mm("c", "b")]
+    nodes += [mm("d", "c"), gather("g"), wait("g"), mm("e", "w.g", "d")]
+    nodes = [evolve(node, captured=places.get(node.name)) for node in nodes]
+    graphs = on_ranks(graph_of(*nodes), 2)
+    g = nodes.pop(6)
+    graphs = [graphs[0], evolve(graphs[1], nodes=(g, *nodes))]
+    views = [hosted(graph) for graph in graphs]
+    for view, outcome in zip(views, simulate_views(views), strict=True):
+        assert outcome.collectives == ("r", "g")
+        again = follow(view, agreement_of(view, outcome))
+        assert again.collectives == ("r", "g")
+        assert_legal(view.graph, again.order)

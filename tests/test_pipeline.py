@@ -256,3 +256,38 @@ def test_the_report_has_the_reason_that_a_policy_gave() -> None:
     for held in decide(views).gathers:
         assert held.verdict == "unmoved"
         assert held.why.endswith("stay exposed: held back by a policy")
+
+
+class Tiring:
+    """A policy that agrees with every plan, and raises once it was asked too often."""
+
+    overlap_plugin_name = "tiring"
+
+    def __init__(self) -> None:
+        self.left = 1_000
+
+    @oc.hookimpl
+    def overlap_adjust_plan(self, plan: Any, graph: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("asked too often")
+
+
+def test_calls_are_made_by_all_ranks_though_one_fails_to_describe_them() -> None:
+    """The bound on memory is described after the decision, and asks policies once more."""
+    nodes = []
+    for i in range(6):
+        reads = (f"w.g{i}", f"a{i - 1}" if i else "x")
+        nodes += [gather(f"g{i}", ns=200), wait(f"g{i}"), mm(f"a{i}", *reads)]
+    config = evolve(EXACT, coalesce=20, max_in_flight_bytes=20)
+    policies = Tiring(), Tiring()
+    graphs = on_ranks(graph_of(*nodes), 2)
+    views = [hosted(g, config, p) for g, p in zip(graphs, policies, strict=True)]
+    policies[1].left = 2
+    described, failed = simulate_views(views)
+    assert policies[1].left < 0
+    assert described.committed
+    assert [call.launches for call in described.coalesced] == [(0, 3), (6, 9), (12, 15)]
+    assert failed.committed
+    assert failed.coalesced == described.coalesced
+    assert failed.order == described.order

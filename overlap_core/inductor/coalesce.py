@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch._inductor.config as inductor_config
 from torch._inductor import ir
 from torch._inductor.dependencies import StarDep, WeakDep
+from torch._inductor.utils import is_using_cudagraph_partition
 from torch._inductor.virtualized import V
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def coalesce(calls: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
             everything that prepares their inputs comes before the first one.
     """
     # Parts of a graph that are captured apart hand over tensors, and no calls.
-    functional = bool(inductor_config.triton.cudagraphs)
+    functional = bool(inductor_config.triton.cudagraphs) or is_using_cudagraph_partition()
     for launches, waits in calls:
         first = launches[0]
         own = next(iter(first.get_buffer_names()))

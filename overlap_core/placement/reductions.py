@@ -160,6 +160,8 @@ def wait_late(
         says that more would be exposed otherwise, over all collectives. A collective of unknown
         cost keeps its wait, unless `slack_ns` is None. Sinking twice changes nothing.
     """
+    if not _find_reductions(graph, skeleton):
+        return tuple(order)
     sinking = _Sinking(graph, skeleton, costs, order, bound_bytes, slack_ns, contention)
     found = sinking.run()
     model = TimelineModel(graph, skeleton, costs) if model is None else model

@@ -34,10 +34,12 @@ _WHY = "it gathers keys and values for attention, not a weight"
 
 def hold_back(plan: Plan, graph: OverlapGraph) -> Plan | None:
     """The plan with every gather of keys and values in its own place; None if there is none."""
+    found = _find_kv_gathers(graph)
     held = {
         placement.gather
         for placement in plan.placements
-        if placement.boundary < placement.original and _feeds_attention(graph, placement.gather)
+        if placement.boundary < placement.original
+        and not found.isdisjoint(placement.coalesced or (placement.gather,))
     }
     if not held:
         return None
@@ -54,21 +56,28 @@ def _in_place(placement: GatherPlacement) -> GatherPlacement:
     return evolve(placement, boundary=placement.original, why=_WHY)
 
 
-def _feeds_attention(graph: OverlapGraph, gather: str) -> bool:
-    """Whether an attention op reads the gather's result, itself or a copy made of it alone."""
-    same: set[str] = set()
+def _find_kv_gathers(graph: OverlapGraph) -> set[str]:
+    """Names of gathers whose result an attention op reads, itself or a copy made of it alone."""
+    attention = {node.name for node in graph.nodes if _is_attention(node)}
+    found: set[str] = set()
+    if not attention:
+        return found
+    nobody: frozenset[str] = frozenset()
+    gathered: dict[str, frozenset[str]] = {}
+    """For each buffer the gathers whose result it is, or a copy of."""
     for node in graph.nodes:
-        if node.name == gather:
-            same.update(node.writes)
-        elif same and not same.isdisjoint(node.reads):
-            if (canonical_op_name(node.op) or "").startswith(_ATTENTION):
-                return True
-            if _copies(node, same, graph):
-                same.update(node.writes)
-    return False
+        if node.kind is NodeKind.COLLECTIVE:
+            gathered.update(dict.fromkeys(node.writes, frozenset({node.name})))
+            continue
+        read = [gathered.get(buffer, nobody) for buffer in node.reads]
+        if node.name in attention:
+            found.update(*read)
+        elif node.kind is NodeKind.WAIT:  # it also reads what the gather was given
+            gathered.update(dict.fromkeys(node.writes, nobody.union(*read)))
+        elif node.kind is NodeKind.COMPUTE and read:
+            gathered.update(dict.fromkeys(node.writes, read[0].intersection(*read)))
+    return found
 
 
-def _copies(node: Node, same: set[str], graph: OverlapGraph) -> bool:
-    if node.kind is NodeKind.WAIT:
-        return True  # it also reads what the gather was given
-    return node.kind is NodeKind.COMPUTE and same.issuperset(node.reads)
+def _is_attention(node: Node) -> bool:
+    return (canonical_op_name(node.op) or "").startswith(_ATTENTION)
