@@ -223,16 +223,17 @@ def overlap_adjust_plan(plan: Plan, graph: OverlapGraph) -> Plan | None:
     """Hold gathers back, or add a constraint, after they were placed.
 
     When:
-        Once for each graph and negotiation, after placement and before reconciliation.
+        After placement and before reconciliation; again for each size of call that is tried,
+        where ranks try once more pinned, and to predict what the bound on memory costs.
 
     Arguments:
         plan: the placements so far, frozen; each implementation sees what the one before made.
         graph: this rank's graph.
 
     Return, and what None means:
-        A plan of the same gathers, none at an earlier boundary than before nor past its
-        `original` one; `attrs.evolve` is the way to make it. Slots are derived from the
-        boundaries again.
+        A plan of the same placements, one for each call, none at an earlier boundary than before
+        nor past its `original` one; `attrs.evolve` is the way to make it. Slots are derived from
+        the boundaries again.
         None: no change.
 
     Order:

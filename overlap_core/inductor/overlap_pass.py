@@ -14,17 +14,16 @@ from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
-from overlap_core.costs import CostSource, apply_measurements, request_digest
+from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate
-from overlap_core.placement import TimelineModel
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
 from overlap_core.simulation import reach
-from overlap_core.views import prepare
+from overlap_core.views import prepare, with_costs
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .coalesce import coalesce, find_uncoalescable
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from overlap_core.config import OverlapConfig
-    from overlap_core.costs import Cost
     from overlap_core.host import PluginHost
     from overlap_core.ranks import GraphKey
     from overlap_core.views import RankView
 
     from .job import Job
+    from .warm_start import Agreements
 
 __all__ = ["OverlapPass"]
 
@@ -232,7 +231,7 @@ class OverlapPass:
             agreements = job.agreements(self.config, self.host)
             agreed = None if key is None else agreements.book.get(key)
             if agreed is not None:
-                return sight, follow(self._with_costs(sight, agreements.costs), agreed)
+                return sight, follow(self._with_costs(sight, agreements), agreed)
             if sight.groups or view.fault:
                 return self._negotiate(snodes, sight, job, identity, key)
         # Peers whose graphs of this function communicate need not wait for this one.
@@ -242,7 +241,7 @@ class OverlapPass:
         exchange.leave()
         return sight, outcome
 
-    def _with_costs(self, sight: _Sight, known: Mapping[str, Cost]) -> RankView:
+    def _with_costs(self, sight: _Sight, agreements: Agreements) -> RankView:
         """The view with what was measured before, and this rank's own compute measured now.
 
         What communicates is never timed by one rank alone.
@@ -250,13 +249,14 @@ class OverlapPass:
         view, measurer = sight.view, sight.measurer
         if measurer is None or view.skeleton is None:
             return view
+        known = agreements.costs
         try:
             table = {**measurer.measure_compute(known), **known}
         except Exception as error:  # the order is agreed on; better costs are not worth losing it
             logger.warning("nothing measured: %s: %s", type(error).__name__, error)
             return view
         costs = apply_measurements(view.costs, view.requests, table)
-        return evolve(view, costs=costs, model=TimelineModel(view.graph, view.skeleton, costs))
+        return with_costs(view, costs, agreements.machine)
 
     def _decide_alone(self, sight: _Sight) -> RankOutcome | None:
         """For one rank, and for a fake group, whose ranks always agree."""
@@ -295,6 +295,8 @@ class OverlapPass:
         finally:
             exchange.leave()
         agreements = job.agreements(config, self.host)
+        if outcome.machine != IDEAL:
+            agreements.machine = outcome.machine
         for request, cost in zip(outcome.requests, outcome.costs, strict=False):
             if request is not None and cost.source is CostSource.MEASURED:
                 agreements.costs[request_digest(request)] = cost

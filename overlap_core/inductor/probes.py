@@ -144,8 +144,9 @@ class MachineProbes:
     def _contention(self, group: str, size: int, nbytes: int) -> Sequence[float]:
         """How many times longer gathers take beside products, and products beside gathers."""
         race = _Race(self._device, group, size, nbytes, self._hold)
-        alone_ns = statistics.median(gather_ns for gather_ns, _ in race.run(products=0))
+        # First what does not communicate: whoever fails here leaves no peer in a gather.
         product_ns = race.product_ns()
+        alone_ns = statistics.median(gather_ns for gather_ns, _ in race.run(products=0))
         products = min(_MOST_PRODUCTS, math.ceil(_COVER * alone_ns / product_ns))
         pairs = []
         for gather_ns, compute_ns in race.run(products=products):

@@ -16,6 +16,7 @@ import torch
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.runtime.runtime_utils import cache_dir
 
+from overlap_core.costs import IDEAL
 from overlap_core.ranks import AgreementBook
 from overlap_core.ranks.plan_file import (
     PlanFile,
@@ -80,6 +81,8 @@ class Agreements:
         self.book = AgreementBook()
         self.costs: dict[str, Cost] = {}
         """What was measured so far, by key; of what communicates, by all ranks together."""
+        self.machine = IDEAL
+        """As it was probed by all ranks together."""
         self._rank = rank
         self._path: Path | None = None
         self._file: PlanFile | None = None
