@@ -60,6 +60,7 @@ def job(rank: int, world_size: int, folder: str, config: dict[str, Any]) -> dict
         "outputs": outputs,
         "hits": counters["aot_autograd"]["autograd_cache_hit"],
         "reports": [(str(r.mode), r.why, r.hoisted, list(r.order)) for r in oc.reports()],
+        "calls": [[len(call.launches) for call in r.coalesced] for r in oc.reports()],
         "alone": [any("compiled alone" in note for note in r.notes) for r in oc.reports()],
         "seconds": time.monotonic() - start,
     }
@@ -121,6 +122,17 @@ def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, fi
     assert miss["alone"] == [True, True]
     assert miss["reports"] == hit["reports"] == first[1][0]["reports"]
     assert miss["outputs"] == hit["outputs"]
+
+
+def test_calls_are_loaded_beside_a_rank_that_compiles_them(tmp_path: Path) -> None:
+    before = start(tmp_path, coalesce=1 << 20)
+    for cache in ("fxgraph", "aotautograd"):
+        shutil.rmtree(tmp_path / "cache1" / cache)
+    hit, miss = start(tmp_path, coalesce=1 << 20)
+    assert (hit["hits"], miss["hits"]) == (2, 0)
+    assert miss["calls"] == hit["calls"] == before[0]["calls"] == [[2], [2]]
+    assert miss["reports"] == hit["reports"] == before[0]["reports"]
+    assert miss["outputs"] == hit["outputs"] == before[0]["outputs"]
 
 
 DAMAGE = ("lost", "of another version", "broken", "of another run")
