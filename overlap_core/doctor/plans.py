@@ -6,7 +6,7 @@ import json
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from overlap_core.ranks.plan_file import load_plan_file
+from overlap_core.ranks.plan_file import VERSION, load_plan_file
 
 from .facts import PlanFacts
 
@@ -27,7 +27,9 @@ def look_at_plans(folder: Path, rank: int | None) -> dict[str, Any]:
     broken: list[str] = []
     for path in sorted(folder.glob(f"*/rank{'*' if rank is None else rank}.json")):
         try:
-            plans.append(_read(path))
+            plan = _read(path)
+            if plan is not None:
+                plans.append(plan)
         except (OSError, ValueError, KeyError, TypeError) as error:
             broken.append(f"{path}: {type(error).__name__}: {error}")
     return {
@@ -38,8 +40,12 @@ def look_at_plans(folder: Path, rank: int | None) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> PlanFacts:
-    header = json.loads(path.read_text(encoding="utf-8"))["header"]
+def _read(path: Path) -> PlanFacts | None:
+    """None: written by an earlier version of this package; no start reads it."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data["version"] < VERSION:
+        return None
+    header = data["header"]
     file = load_plan_file(path, header)
     if file is None:
         raise ValueError("not a plan file of this version")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .store import KeyValueStore
 
 __all__ = [
+    "VERSION",
     "PlanFile",
     "agree_on_start",
     "load_plan_file",
@@ -43,7 +44,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 2
+VERSION = 2
 _PAUSE_S = 0.01
 
 
@@ -82,7 +83,7 @@ def load_plan_file(path: str | os.PathLike[str], header: Mapping[str, str]) -> P
     """The file, if it was made under this header; None if there is none that can be used."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["version"] != _VERSION or data["header"] != dict(header):
+        if data["version"] != VERSION or data["header"] != dict(header):
             return None
         return _converter.structure(data["file"], PlanFile)
     except FileNotFoundError:
@@ -99,7 +100,7 @@ def save_plan_file(path: str | os.PathLike[str], file: PlanFile) -> None:
         OSError: it cannot be written; the old one is still there.
     """
     data = {
-        "version": _VERSION,
+        "version": VERSION,
         "header": dict(file.header),
         "file": _converter.unstructure(file),
     }

@@ -222,6 +222,8 @@ def test_plan_files_are_read(tmp_path: Path) -> None:
     (folder / "0ther").mkdir()
     (folder / "0ther" / "rank0.json").write_text("{")
     (folder / "0ther" / "rank1.json").write_text('{"version": 99, "header": {}}')
+    (folder / "old").mkdir()
+    (folder / "old" / "rank1.json").write_text('{"version": 1, "header": {}}')
 
     everything = look()
     assert len(everything.plans) == 2

@@ -132,9 +132,9 @@ class Simulation:
         queue = [one for one in self.jobs.values() if one.queue == job.queue]
         return [one for one in queue[: queue.index(job)] if not one.done]
 
-    def _job_of(self, launch: str, before: int | None = None) -> Job | None:
-        """What carries out a launch that the stream has met, or will have met at a task."""
-        for task in self.tasks[: self.at if before is None else before]:
+    def _job_of(self, launch: str) -> Job | None:
+        """What carries out a launch that the stream has met."""
+        for task in self.tasks[: self.at]:
             if task.name == launch or (task.job and self._shares_call(task.job, launch)):
                 return self.jobs[task.job]
         return None
@@ -153,25 +153,10 @@ class Simulation:
             if job.running and not job.left:
                 job.running, job.done = False, True
                 return True
-            is_first = job.ready and not self._ahead(job)
-            if is_first and not job.running and not job.done and not self._leaves_no_room():
+            if job.ready and not job.running and not job.done and not self._ahead(job):
                 job.running = True
                 return True
         return self._advance_stream()
-
-    def _leaves_no_room(self) -> bool:
-        """Whether a compute node runs, or is about to, on a machine whose kernels fill it."""
-        if not self.machine.waits_for_kernel:
-            return False
-        for index in range(self.at, min(self.issued, len(self.tasks))):
-            task = self.tasks[index]
-            if task.kind in ("compute", "opaque"):
-                # What has nothing left has just ended, and nothing else has begun.
-                return task.kind == "compute" and task.compute > 0
-            jobs = [self._job_of(launch, before=index) for launch in task.waits_for]
-            if any(job is not None and not job.done for job in jobs):
-                return False
-        return False
 
     def _advance_stream(self) -> bool:
         if not self._is_at_issued_task():

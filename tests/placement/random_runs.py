@@ -19,7 +19,11 @@ __all__ = ["legal_order", "machines", "random_calls"]
 
 
 def machines() -> st.SearchStrategy[Machine]:
-    """Hosts from never late to always late; with and without slowdowns."""
+    """Hosts from never late to always late; with and without slowdowns.
+
+    Not on machines whose kernels leave no room: which of two things that happen at one moment came
+    first decides everything there, and the simulation has no answer to that.
+    """
     host = st.sampled_from((0, 0, 7, 300, 5_000, 40_000))
     slowdown = st.sampled_from((1.0, 1.0, 1.1, 1.5, 3.0))
     return st.builds(
@@ -31,7 +35,6 @@ def machines() -> st.SearchStrategy[Machine]:
         wait_host_ns=host,
         gather_slowdown=slowdown,
         compute_slowdown=slowdown,
-        waits_for_kernel=st.booleans(),
     )
 
 
