@@ -342,8 +342,9 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
     order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
     cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
     sentence = (
-        f"memory: {len(held)} launches held back, so that at most {view.bound_bytes / 2**20:.0f} "
-        "MiB of gathered weights are in flight; without the bound the step is predicted to take "
+        f"memory: {len(held)} launch{'es' * (len(held) > 1)} held back, so that at most "
+        f"{view.bound_bytes / 2**20:.0f} MiB of gathered weights are in flight; "
+        "without the bound the step is predicted to take "
         f"{max(0, cost_ns) / 1000:.0f} µs less (max_in_flight_bytes)"
     )
     return [sentence]

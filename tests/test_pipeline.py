@@ -291,3 +291,38 @@ def test_calls_are_made_by_all_ranks_though_one_fails_to_describe_them() -> None
     assert failed.committed
     assert failed.coalesced == described.coalesced
     assert failed.order == described.order
+
+
+def held_by_memory(nbytes: int, bound: int | None) -> RankOutcome:
+    """Layers whose gathers take longer than a layer computes, behind much other compute."""
+    nodes = [mm("start", ns=5_000)]
+    for i in range(6):
+        last = [f"a{i - 1}"] if i else ["start"]
+        nodes += [gather(f"g{i}", ns=300, nbytes=nbytes), wait(f"g{i}")]
+        nodes.append(mm(f"a{i}", f"w.g{i}", *last))
+    config = evolve(EXACT, max_in_flight_bytes=bound)
+    [outcome] = simulate_views([hosted(graph_of(*nodes), config)])
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "bound", "words"),
+    [
+        (10, 19, "held by memory, 19 bytes in flight (max_in_flight_bytes)"),
+        (1 << 30, None, f"held by memory, {2 << 30} bytes in flight (twice the largest region)"),
+    ],
+)
+def test_what_the_bound_on_memory_holds_back_is_said(
+    nbytes: int, bound: int | None, words: str
+) -> None:
+    outcome = held_by_memory(nbytes, bound)
+    limited = [g for g in outcome.gathers if g.verdict == "memory-limited"]
+    assert limited
+    assert all(words in gather.why for gather in limited)
+    [note] = [note for note in outcome.notes if note.startswith("memory: ")]
+    assert "held back" in note
+
+
+def test_memory_is_no_matter_where_everything_fits() -> None:
+    outcome = held_by_memory(10, None)
+    assert not any(note.startswith("memory: ") for note in outcome.notes)
