@@ -149,16 +149,21 @@ class _Side:
         self.single = self.view
         if not self.failed:
             yield from self.coalesce()
-        for attempt in ("first", "pinned"):
+        for attempt in ("first", "alone", "pinned"):
+            if attempt == "alone" and not self.labels:
+                continue
+            # An attempt was slower than program order somewhere: less is tried, by all ranks.
+            if attempt == "alone":
+                self.labels = ()
+            elif attempt == "pinned":
+                self.decision = ModeDecision(
+                    mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
+                )
             agreed = yield from self.attempt(attempt, fault)
             if agreed:
                 return self.offer
-            if self.decision.mode is Mode.ABORT:
+            if self.decision.mode is Mode.ABORT or attempt == "pinned":
                 break
-            # The first attempt exposes more than program order somewhere; pinning seldom does.
-            self.decision = ModeDecision(
-                mode=Mode.PINNED, why=f"{self.decision.why}; {self.slower_why}"
-            )
         return self.give_up(self.decision.why)
 
     def alike(self) -> bool:

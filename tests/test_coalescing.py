@@ -16,7 +16,15 @@ from overlap_core.errors import ConfigError, DivergenceError
 from overlap_core.following import agreement_of, follow
 from overlap_core.hookspecs import hookimpl
 from overlap_core.host import PluginHost
-from overlap_core.placement import alone, call_ns, cut_illegal, form_units, refine
+from overlap_core.placement import (
+    Timeline,
+    TimelineModel,
+    alone,
+    call_ns,
+    cut_illegal,
+    form_units,
+    refine,
+)
 from overlap_core.simulation import simulate_views
 from overlap_core.testing import assert_legal
 from overlap_core.views import coalesced, prepare, with_costs
@@ -26,6 +34,8 @@ from .pipeline_views import EXACT, hosted
 from .small_graphs import cast, gather, graph_of, mm, on_ranks, opaque, reduce_scatter, wait
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from overlap_core import Node, OverlapGraph
     from overlap_core.outcome import RankOutcome
     from overlap_core.placement import Plan
@@ -230,6 +240,25 @@ def _model(weights: list[Any], extra: int, rank: int) -> OverlapGraph:
         if style == "opaque":
             nodes.append(opaque(f"o{i}", f"a{i}", issues_collective=True))
     return on_ranks(graph_of(*nodes), 2)[rank]
+
+
+class AgainstCalls(TimelineModel):
+    """Predicts that coalesced calls make every step long."""
+
+    def run(self, order: Sequence[int]) -> Timeline:
+        timeline = super().run(order)
+        return evolve(timeline, total_ns=10**9) if self._calls else timeline
+
+
+def test_calls_that_would_lose_are_given_up_before_the_freedom_to_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overlap_core.views.TimelineModel", AgainstCalls)
+    graphs = on_ranks(graph_of(*layers(4)), 2)
+    outcomes = simulate(graphs, evolve(EXACT, coalesce=ALL))
+    assert [outcome.mode for outcome in outcomes] == ["identical"] * 2
+    assert all(outcome.committed and not outcome.coalesced for outcome in outcomes)
+    assert all(outcome.hoisted for outcome in outcomes)
 
 
 def configs() -> st.SearchStrategy[OverlapConfig]:
