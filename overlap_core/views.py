@@ -13,13 +13,13 @@ from .costs import IDEAL, resolve_costs
 from .errors import IllegalOrderError
 from .graph import first_violation
 from .placement import (
+    REGION_BYTES,
     TimelineModel,
     Verdict,
     align,
     build_frame,
     calls_of,
     contention_of,
-    default_region_bytes,
     join,
     largest_region_bytes,
     launch_early,
@@ -101,7 +101,7 @@ class RankView:
         if self.config.max_in_flight_bytes is not None:
             return self.config.max_in_flight_bytes
         wish = self.config.coalesce
-        asked = wish if isinstance(wish, int) else default_region_bytes()
+        asked = wish if isinstance(wish, int) else REGION_BYTES
         region = self.region_bytes or asked
         gathers = () if self.skeleton is None else self.skeleton.gathers
         return 2 * max(1, largest_region_bytes(self.graph, gathers, region))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .frame import Frame, build_frame, rebuild_order
-from .liveness import in_flight_bytes, peak_bytes, timeline_of_bytes
 from .plan import GatherPlacement, Plan, Verdict
 from .reductions import launch_early, wait_late
 from .schedule import align, contention_of, propose
@@ -11,11 +10,11 @@ from .settle import follow_slots, settle
 from .still import stand_still
 from .timeline import Coalesced, Span, SpanKind, Timeline, TimelineModel
 from .units import (
+    REGION_BYTES,
     alone,
     call_ns,
     calls_of,
     cut_illegal,
-    default_region_bytes,
     form_units,
     join,
     largest_region_bytes,
@@ -24,6 +23,7 @@ from .units import (
 )
 
 __all__ = [
+    "REGION_BYTES",
     "Coalesced",
     "Frame",
     "GatherPlacement",
@@ -40,20 +40,16 @@ __all__ = [
     "calls_of",
     "contention_of",
     "cut_illegal",
-    "default_region_bytes",
     "follow_slots",
     "form_units",
-    "in_flight_bytes",
     "join",
     "largest_region_bytes",
     "launch_early",
-    "peak_bytes",
     "propose",
     "rebuild_order",
     "refine",
     "settle",
     "stand_still",
-    "timeline_of_bytes",
     "units_of",
     "wait_late",
 ]

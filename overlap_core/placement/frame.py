@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from overlap_core.graph import LaunchGroup, OverlapGraph
     from overlap_core.skeleton import Skeleton
 
-__all__ = ["Frame", "build_frame", "rebuild_order"]
+__all__ = ["Frame", "build_frame", "number_base", "rebuild_order"]
 
 
 @frozen(kw_only=True)
@@ -50,6 +50,17 @@ class Frame:
         return self.fixed[slot - 1] + 1 if slot > 0 else 0
 
 
+def number_base(nodes: int, moving: Collection[int]) -> tuple[list[int], list[int]]:
+    """Positions that stay put, ascending, and for each position its boundary among them."""
+    base: list[int] = []
+    boundary_of: list[int] = []
+    for position in range(nodes):
+        boundary_of.append(len(base))
+        if position not in moving:
+            base.append(position)
+    return base, boundary_of
+
+
 def build_frame(
     graph: OverlapGraph, skeleton: Skeleton, gathers: tuple[LaunchGroup, ...] | None = None
 ) -> Frame:
@@ -62,12 +73,7 @@ def build_frame(
     gathers = skeleton.gathers if gathers is None else gathers
     waits = {group.launch: group.waits[0] for group in skeleton.gathers}
     moving = {member for group in gathers for member in group.members}
-    base: list[int] = []
-    boundary_of: list[int] = []
-    for position in range(len(graph.nodes)):
-        boundary_of.append(len(base))
-        if position not in moving:
-            base.append(position)
+    base, boundary_of = number_base(len(graph.nodes), moving)
     launches = {launch for group in gathers for launch in group.launches}
     floors = []
     for group in gathers:

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from overlap_core.graph import NodeKind, find_waits
 
+from .frame import number_base
 from .liveness import build_memory
 from .timeline import UNKNOWN_GROUP, TimelineModel, network_share_ns
 
@@ -61,12 +62,7 @@ def launch_early(graph: OverlapGraph, skeleton: Skeleton) -> tuple[int, ...]:
         for launch in _find_reductions(graph, skeleton)
     }
     moving = {member for members in groups.values() for member in members}
-    base: list[int] = []
-    boundary_of: list[int] = []
-    for position in range(len(graph.nodes)):
-        boundary_of.append(len(base))
-        if position not in moving:
-            base.append(position)
+    base, boundary_of = number_base(len(graph.nodes), moving)
     arrivals: list[list[int]] = [[] for _ in range(len(base) + 1)]
     placed: dict[int, int] = {}
     reached = 0

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from .frame import Frame
 
 __all__ = [
+    "REGION_BYTES",
     "alone",
     "call_ns",
     "calls_of",
     "cut_illegal",
-    "default_region_bytes",
     "form_units",
     "join",
     "largest_region_bytes",
@@ -38,13 +38,8 @@ __all__ = [
 
 _PLAIN_GATHERS = frozenset({"_c10d_functional.all_gather_into_tensor.default"})
 """Gathers of one tensor into a new one, which a coalesced call can stand for."""
-_REGION_BYTES = 64 << 20
-"""Size of a region of weights where nothing better is known."""
-
-
-def default_region_bytes() -> int:
-    """How many bytes of weights make a region as long as nobody asks for another size."""
-    return _REGION_BYTES
+REGION_BYTES = 64 << 20
+"""How many bytes of weights make a region as long as nobody asks for another size."""
 
 
 def alone(gathers: int) -> tuple[int, ...]:
