@@ -28,7 +28,7 @@ from steptime.sizes import Place, measure
 from steptime.tables import Lines
 from steptime.timing import synchronize
 from steptime.workloads import make_workload
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core
 
@@ -91,7 +91,10 @@ def _place(options: argparse.Namespace, control: Control, scratch: Path) -> Plac
     device = torch.device(options.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    mesh = init_device_mesh(device.type, (control.world_size,))
+    if options.gather_ctas is None:
+        mesh = init_device_mesh(device.type, (control.world_size,))
+    else:
+        mesh = _mesh_of_few_ctas(device.type, control.world_size, options.gather_ctas)
     group = mesh.get_group()
     # gloo corrupts memory (torch 2.13) while collectives of two groups are in flight.
     if (options.groups or (1 if device.type == "cpu" else 2)) == 2:
@@ -105,6 +108,14 @@ def _place(options: argparse.Namespace, control: Control, scratch: Path) -> Plac
         group=group,
         lines=Lines(options.out if control.rank == 0 else None),
     )
+
+
+def _mesh_of_few_ctas(device_type: str, world_size: int, ctas: int) -> DeviceMesh:
+    """A mesh whose gathers leave more of the SMs to compute than NCCL would by itself."""
+    pg_options = dist.ProcessGroupNCCL.Options()
+    pg_options.config.min_ctas, pg_options.config.max_ctas = 1, ctas
+    group = dist.new_group(list(range(world_size)), pg_options=pg_options)
+    return DeviceMesh.from_group(group, device_type, list(range(world_size)))
 
 
 def _surroundings(place: Place) -> dict[str, Any]:

@@ -190,17 +190,19 @@ def coalesced(view: RankView, labels: Sequence[int], region_bytes: int = 0) -> R
     Args:
         view: in which each gather is alone.
         labels: one a gather, from `placement.units`.
-        region_bytes: the size of region that the labels were made for, for the memory bound.
+        region_bytes: the size of region that the labels were made for, for the memory bound;
+            0, not known, as where ranks agreed on an earlier graph: that of the largest call.
     """
     assert view.skeleton is not None
     gathers = join(view.skeleton.gathers, labels)
     calls = calls_of(view.graph, view.skeleton, gathers, view.costs)
+    nbytes = [sum(view.graph.nodes[p].nbytes or 0 for p in call.launches) for call in calls]
     return evolve(
         view,
         frame=build_frame(view.graph, view.skeleton, gathers),
         model=TimelineModel(view.graph, view.skeleton, view.costs, view.machine, calls),
         calls=calls,
-        region_bytes=region_bytes,
+        region_bytes=region_bytes or max(nbytes, default=0),
     )
 
 

@@ -31,6 +31,7 @@ def read_options(description: str) -> argparse.Namespace:
     add("--dtype", choices=sorted(DTYPES), help="default: bfloat16 on GPUs, else float32")
     _add_sizes(parser)
     add("--groups", type=int, choices=(1, 2), help="2: custom ops have a communicator of their own")
+    add("--gather-ctas", type=int, help="most SMs that NCCL may take for a gather; default: NCCL's")
     add("--repeats", type=int, default=5, help="rounds, in alternation between contenders")
     add("--steps", type=int, default=20, help="steps of one round, each way")
     add("--cold", action="store_true", help="kernel caches of its own for each contender")
@@ -43,6 +44,8 @@ def read_options(description: str) -> argparse.Namespace:
     add("--deadline", type=float, default=460, help="seconds after which ranks show stacks and end")
     add("--phase-limit", type=float, default=180, help="the same for one contender's compile")
     options = parser.parse_args()
+    if options.gather_ctas is not None and torch.device(options.device).type != "cuda":
+        parser.error("--gather-ctas is about NCCL: it needs GPUs")
     for model in options.model:
         if folder := missing_plugin(model):
             parser.error(f"--model {model} needs a plugin: pip install --no-deps {folder}")

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 import overlap_core
+from overlap_core.inductor.job import forget_job
 
 from .contenders import Contender, Models, SkippedError
 from .dumps import describe, dump
@@ -83,6 +84,8 @@ class _OneSize:
         n_contenders = len(options.contenders)
         n_passes = 1 + options.repeats + bool(options.profile)
         control.report.begin(title, n_contenders * n_passes)
+        # Else graphs of the second size would follow what was agreed for the first.
+        forget_job()
         for contender in options.contenders:
             control.report.working_on(f"{title}: compiling {contender.label}")
             result = self.results[contender.label] = Result(label=contender.label)
