@@ -85,6 +85,7 @@ class _OneSize:
         n_passes = 1 + options.repeats + bool(options.profile)
         control.report.begin(title, n_contenders * n_passes)
         # Else graphs of the second size would follow what was agreed for the first.
+        os.environ["OVERLAP_CORE_PLAN_DIR"] = str(self.place.scratch / "plans" / _plain(title))
         forget_job()
         for contender in options.contenders:
             control.report.working_on(f"{title}: compiling {contender.label}")
