@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from .probes import MachineProbes
 from .replays import replay_item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import CostRequest
@@ -113,8 +113,8 @@ class DeviceMeasurer:
         self._header: TableHeader | None = None
         self.notes: list[str] = []
         self._loads: dict[str, Callable[[], None]] = {}
-        self.seconds = 0.0
-        """Wall time of all measuring so far."""
+        self.seconds: dict[str, float] = {}
+        """Wall time of all measuring so far, by what was measured."""
         self.peak_growth_bytes = 0
         """By how much measuring raised the process's peak of GPU memory."""
 
@@ -134,12 +134,12 @@ class DeviceMeasurer:
             return {}
 
     def measure_compute(self, known: Mapping[str, Cost]) -> Mapping[str, Cost]:
-        result: dict[str, Cost] = {}
-        with self._measuring():
-            for key, (request, snode) in sorted(self._compute.items()):
-                if key not in known:
-                    result[key] = self._measure_one(request, snode)
-        return result
+        wanted = {key: one for key, one in sorted(self._compute.items()) if key not in known}
+        with self._measuring("compute"):
+            _compile_ahead(wanted.values())
+            return {
+                key: self._measure_one(request, snode) for key, (request, snode) in wanted.items()
+            }
 
     def _measure_one(self, request: CostRequest, snode: Any) -> Cost:
         try:
@@ -153,12 +153,9 @@ class DeviceMeasurer:
 
     def _measure_kernel(self, request: CostRequest, snode: Any) -> Cost:
         """A kernel that Inductor generates: its own benchmark, or the bandwidth of this device."""
-        static = all(
-            isinstance(dim, int) for shape in (*request.inputs, *request.outputs) for dim in shape
-        )
         device = snode.get_device()
         why = "dynamic shapes"
-        if static and device is not None and device.type != "cpu":
+        if _can_benchmark(request, snode):
             try:
                 milliseconds, path = snode.scheduler.benchmark_fused_nodes(snode.get_nodes())
                 if 0 < milliseconds < float("inf"):
@@ -197,7 +194,7 @@ class DeviceMeasurer:
 
     def offer(self, known: Mapping[str, Cost]) -> Mapping[str, tuple[int, ...]]:
         offered = {}
-        with self._measuring():
+        with self._measuring("communication"):
             for key, (_, snode) in sorted(self._issuing.items()):
                 if key in known:
                     continue
@@ -212,7 +209,7 @@ class DeviceMeasurer:
 
     def rehearse(self, key: str) -> str:
         item, (request, _) = self._items[key], self._issuing[key]
-        with self._measuring():
+        with self._measuring("communication"):
             args, kwargs = self._arguments(item)
             with SilentCollectives() as silent:
                 item.call(*args, **kwargs)
@@ -235,7 +232,7 @@ class DeviceMeasurer:
 
     def replay(self, key: str) -> int:
         item, (request, _) = self._items[key], self._issuing[key]
-        with self._measuring():
+        with self._measuring("communication"):
             args, kwargs = self._arguments(item)
             device = _device_of(args, kwargs)
             timing = time_in_lockstep(
@@ -250,7 +247,7 @@ class DeviceMeasurer:
         return timing.ns
 
     def offer_probes(self) -> Mapping[str, ProbeOffer]:
-        with self._measuring():
+        with self._measuring("machine"):
             device = self._gather_device()
             hold = self._hold(device)
             if hold is None:
@@ -263,7 +260,7 @@ class DeviceMeasurer:
             return offered
 
     def probe(self, name: str) -> Sequence[float]:
-        with self._measuring():
+        with self._measuring("machine"):
             if name == "opaque":
                 return [self._probe_opaque()]
             assert self._probes is not None
@@ -321,7 +318,7 @@ class DeviceMeasurer:
         return self._loads[device]
 
     @contextmanager
-    def _measuring(self) -> Iterator[None]:
+    def _measuring(self, what: str) -> Iterator[None]:
         """The eager world; time and growth of the peak of GPU memory are added up."""
         start = time.perf_counter()
         on_gpu = torch.cuda.is_initialized()
@@ -330,7 +327,7 @@ class DeviceMeasurer:
             with eager_world():
                 yield
         finally:
-            self.seconds += time.perf_counter() - start
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
             if on_gpu:
                 self.peak_growth_bytes += torch.cuda.max_memory_allocated() - peak
 
@@ -345,6 +342,36 @@ class DeviceMeasurer:
     def _time(self, item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         device = _device_of(args, kwargs)
         return time_calls(lambda: item.call(*args, **kwargs), device, hold=self._hold(device))
+
+
+def _can_benchmark(request: CostRequest, snode: Any) -> bool:
+    """Whether Inductor can benchmark a node: generated code for a GPU, of static shapes."""
+    if not isinstance(snode, (FusedSchedulerNode, SchedulerNode)):
+        return False
+    device = snode.get_device()
+    dims = (dim for shape in (*request.inputs, *request.outputs) for dim in shape)
+    return device is not None and device.type != "cpu" and all(isinstance(d, int) for d in dims)
+
+
+def _compile_ahead(kernels: Iterable[tuple[CostRequest, Any]]) -> None:
+    """Let Inductor's pool of compilers make all kernels at once that will be benchmarked.
+
+    One by one they would take many times longer. What fails here fails again, and says so, when
+    its turn comes.
+    """
+    compiling = []
+    for request, snode in kernels:
+        if not _can_benchmark(request, snode):
+            continue
+        try:
+            future, _ = snode.scheduler.compile_kernel(snode.get_nodes())
+            compiling.append(future)
+        except Exception as error:
+            logger.debug("%s is not compiled ahead: %s", snode.get_name(), error)
+    for future in compiling:
+        if future is not None:  # None: there is no pool, so each is compiled when it is needed
+            with suppress(Exception):
+                future.result()
 
 
 def _wait_for(item: ReplayItem, result: Any) -> None:

@@ -333,9 +333,10 @@ class _Sight:
         measurer = self.measurer
         if measurer is not None and measurer.seconds:
             notes += measurer.notes
+            parts = ", ".join(f"{what} {took:.2f}" for what, took in measurer.seconds.items())
             notes.append(
-                f"measuring took {measurer.seconds:.2f} s and raised the peak of GPU memory by "
-                f"{measurer.peak_growth_bytes / 2**20:.0f} MiB"
+                f"measuring took {sum(measurer.seconds.values()):.2f} s ({parts}) and raised the "
+                f"peak of GPU memory by {measurer.peak_growth_bytes / 2**20:.0f} MiB"
             )
         return notes
 
