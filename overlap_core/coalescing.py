@@ -15,6 +15,7 @@ from .placement import (
     alone,
     cut_illegal,
     form_units,
+    peak_bytes,
     rebuild_order,
     refine,
     stand_still,
@@ -26,25 +27,27 @@ if TYPE_CHECKING:
 
     from .views import RankView
 
-__all__ = ["choose_labels", "decode_labels", "encode_labels", "held_back", "predicted_ns"]
+__all__ = ["choose_labels", "decode_labels", "encode_labels", "held_back"]
 
 logger = logging.getLogger(__name__)
 
-_REGION_BYTES = tuple(size << 20 for size in (64, 96, 128, 192, 32, 16, 256, 8))
+_REGION_BYTES = tuple(size << 20 for size in (64, 96, 128, 48, 192, 32, 16, 256, 8))
 """Sizes of regions to try, those first that pay most often."""
 _HEAD_PARTS = (8, 2)
 """The head of the graph starts with regions of this part of the others."""
 _NODES_TO_REPLAY = 100_000
 """How many nodes all trials together may replay: a long graph gets fewer of them."""
-_LEAST_GAIN = 0.001
-"""Part of the predicted time by which a larger call must be better than a smaller one."""
+_ALIKE = 1.01
+"""Steps that are predicted to take less than this many times the fastest are as good: among them
+memory decides."""
 
 
 def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
     """The partition that this rank would choose, and the size of its regions in bytes.
 
-    With `coalesce="auto"` the predicted step decides between sizes, the host's time included;
-    where the host costs nothing there is nothing to win.
+    With `coalesce="auto"` the predicted step decides between sizes, the host's time included, and
+    between those that take as long the peak of memory; where the host costs nothing there is
+    nothing to win.
 
     Args:
         view: in which each gather is alone.
@@ -62,19 +65,19 @@ def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
     most_bytes = view.config.max_in_flight_bytes or sys.maxsize
     if isinstance(wish, int):
         return _labels(view, keep_alone, min(wish, most_bytes), 0), wish
-    best, best_bytes, best_ns = single, 0, predicted_ns(view)
-    tried = {single}
+    sizes = {single: 0}
+    trials = {single: _predict(view)}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
         if region_bytes > most_bytes:
             continue
         labels = _labels(view, keep_alone, region_bytes, head_bytes)
-        if labels in tried:
-            continue
-        tried.add(labels)
-        ns = predicted_ns(coalesced(view, labels, region_bytes))
-        if ns < best_ns * (1 - _LEAST_GAIN):
-            best, best_bytes, best_ns = labels, region_bytes, ns
-    return best, best_bytes
+        if labels not in trials:
+            trials[labels] = _predict(coalesced(view, labels, region_bytes))
+            sizes[labels] = region_bytes
+    least_ns = min(ns for ns, _ in trials.values())
+    alike = {labels: trial for labels, trial in trials.items() if trial[0] <= _ALIKE * least_ns}
+    best = min(alike, key=lambda labels: (peak_bytes(view.graph, alike[labels][1]), alike[labels]))
+    return best, sizes[best]
 
 
 def _trials(nodes: int) -> Iterator[tuple[int, int]]:
@@ -123,13 +126,13 @@ def held_back(view: RankView) -> frozenset[int]:
     return frozenset(found)
 
 
-def predicted_ns(view: RankView) -> int:
-    """Predicted time of a step with the gathers where this rank wants them."""
+def _predict(view: RankView) -> tuple[int, tuple[int, ...]]:
+    """Predicted time of a step with the gathers where this rank wants them, and its order."""
     assert view.frame is not None
     assert view.model is not None
     plan = propose_plan(view, pinned=False)
     order = rebuild_order(view.frame, [placement.boundary for placement in plan.placements])
-    return view.model.run(order).total_ns
+    return view.model.run(order).total_ns, order
 
 
 def encode_labels(labels: Sequence[int]) -> bytes:

@@ -23,11 +23,13 @@ from overlap_core.placement import (
     call_ns,
     cut_illegal,
     form_units,
+    peak_bytes,
+    rebuild_order,
     refine,
 )
 from overlap_core.simulation import simulate_views
 from overlap_core.testing import assert_legal
-from overlap_core.views import coalesced, prepare, with_costs
+from overlap_core.views import coalesced, prepare, propose_plan, with_costs
 
 from .oracles import bytes_in_flight
 from .pipeline_views import EXACT, hosted
@@ -45,13 +47,15 @@ ALL = 1 << 40
 HOST = Machine(kernel_host_ns=1, collective_host_ns=200, member_host_ns=10, wait_host_ns=1)
 
 
-def layers(count: int, *, nbytes: int = 10, groups: int = 1, ns: int = 100) -> list[Node]:
+def layers(
+    count: int, *, nbytes: int = 10, groups: int = 1, ns: int = 100, compute_ns: int = 0
+) -> list[Node]:
     """Gather, wait and use of some weights; a gather takes as long as a layer computes."""
     nodes: list[Node] = []
     before = ""
     for i in range(count):
         launch = gather(f"g{i}", ns=ns, nbytes=nbytes, group=str(i % groups))
-        use = mm(f"a{i}", f"w.g{i}", *([before] if before else []), ns=ns)
+        use = mm(f"a{i}", f"w.g{i}", *([before] if before else []), ns=compute_ns or ns)
         nodes += [launch, wait(f"g{i}"), use]
         before = f"a{i}"
     return nodes
@@ -155,6 +159,37 @@ def test_auto_leaves_calls_alone_that_hide_better_by_themselves() -> None:
     labels, _ = choose_labels(idle)
     assert labels[0] == 0
     assert labels[1] == 1  # the head is not made longer
+
+
+def test_of_sizes_that_take_as_long_the_one_with_the_least_memory_is_chosen() -> None:
+    """The host is late with separate gathers, and in time with two or more in one call."""
+    nodes = layers(48, nbytes=8 << 20, ns=10_000, compute_ns=100_000)
+    view = view_of(nodes)
+    view = with_costs(view, view.costs, evolve(HOST, collective_host_ns=150_000))
+    labels, region_bytes = choose_labels(view)
+    total_ns, peak = predict(coalesced(view, labels, region_bytes))
+    assert len(set(labels)) < 48
+    for size in (4, 6, 8):
+        labels = [i // size * size for i in range(48)]
+        other_ns, other_peak = predict(coalesced(view, labels, size * (8 << 20)))
+        assert total_ns <= 1.01 * other_ns <= 1.01**2 * total_ns
+        assert peak <= other_peak
+
+
+def test_calls_that_were_agreed_on_earlier_bring_their_bound_on_memory() -> None:
+    """What a rank follows says which gathers are one call, but not what size was asked for."""
+    view = view_of(layers(8, nbytes=80 << 20))
+    assert view.bound_bytes == 2 * (80 << 20)
+    assert coalesced(view, [0, 0, 2, 2, 2, 5, 5, 5]).bound_bytes == 2 * (240 << 20)
+
+
+def predict(view: RankView) -> tuple[int, int]:
+    """Time of a step and its peak of memory, as this rank would have it."""
+    assert view.frame is not None
+    assert view.model is not None
+    plan = propose_plan(view, pinned=False)
+    order = rebuild_order(view.frame, [p.boundary for p in plan.placements])
+    return view.model.run(order).total_ns, peak_bytes(view.graph, order)
 
 
 class Holder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .frame import Frame, build_frame, rebuild_order
+from .liveness import peak_bytes
 from .plan import GatherPlacement, Plan, Verdict
 from .reductions import launch_early, wait_late
 from .schedule import align, contention_of, propose
@@ -45,6 +46,7 @@ __all__ = [
     "join",
     "largest_region_bytes",
     "launch_early",
+    "peak_bytes",
     "propose",
     "rebuild_order",
     "refine",
