@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,27 @@ def test_the_parts_of_a_step_add_up(traces: ModuleType, trace: dict[str, Any]) -
     assert min(parts) >= 0
     assert found.gathers == 11
     assert 0 < found.head_exposed_ms < found.gather_exposed_ms < found.gather_ms
+
+
+def test_the_first_step_is_left_out(traces: ModuleType, trace: dict[str, Any]) -> None:
+    whole = traces.analyze(trace, TRACE_STEPS)
+    rest, steps = traces.without_first_step(trace, TRACE_STEPS)
+    found = traces.analyze(rest, steps)
+    assert found.steps == steps == TRACE_STEPS - 1
+    assert (found.gathers, whole.gathers) == (11, 11)
+    starts = [kernel.start_us for kernel in whole.gather_kernels]
+    after = [kernel.start_us for kernel in found.gather_kernels]
+    assert [b - a for a, b in pairwise(after)] == pytest.approx(
+        [b - a for a, b in pairwise(starts[11:])]
+    )
+
+
+def test_a_trace_of_unequal_steps_is_left_as_it_is(
+    traces: ModuleType, trace: dict[str, Any]
+) -> None:
+    events = trace["traceEvents"]
+    events.remove(next(e for e in events if "AllGather" in str(e.get("name"))))
+    assert traces.without_first_step(trace, TRACE_STEPS) == (trace, TRACE_STEPS)
 
 
 def test_gathers_by_group(traces: ModuleType, trace: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from .dumps import describe, dump
 from .ranks import first_line, gated_compiles
 from .tables import Result, print_tables
 from .timing import peak_bytes, summarize, synchronize, time_round
-from .traces import analyze, load, profile_steps, save_trace
+from .traces import analyze, load, profile_steps, save_trace, without_first_step
 
 if TYPE_CHECKING:
     import argparse
@@ -39,7 +39,7 @@ __all__ = ["Place", "measure"]
 
 # Shares of the deadline after which nothing more of a kind is begun.
 _COMPILE_SHARE, _ROUND_SHARE, _PROFILE_SHARE = 0.8, 0.9, 0.93
-_PROFILED_STEPS = 3
+_PROFILED_STEPS = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -276,7 +276,7 @@ class _OneSize:
                 host=options.profile_host,
                 wait_each=options.profile_synchronized,
             )
-            result.profile = analyze(load(path), _PROFILED_STEPS)
+            result.profile = analyze(*without_first_step(load(path), _PROFILED_STEPS))
             if control.rank == 0 and options.out:
                 target = options.out / f"trace.{self._file_name(result.label)}.json.gz"
                 note = save_trace(path, target)
@@ -312,7 +312,7 @@ class _OneSize:
         if failed or not kernels or largest[0] != -largest[1]:
             return None
         least = self.control.smallest([kernel.duration_us for kernel in kernels])
-        return sum(least) / 1e3 / _PROFILED_STEPS
+        return sum(least) / 1e3 / found.steps
 
 
 def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GatherGroup", "GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
 
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MATMUL = re.compile(r"gemm|nvjet|cutlass|matmul|triton_tem|_mm_", re.IGNORECASE)
 
 
@@ -185,6 +186,31 @@ def save_trace(path: Path, target: Path, limit_bytes: int = 16_000_000) -> str:
     return f"{target.name}, {len(packed) / 1e6:.1f} MB"
 
 
+def without_first_step(trace: dict[str, Any], steps: int) -> tuple[dict[str, Any], int]:
+    """A trace whose ranks run abreast: they start the first step at different times.
+
+    Args:
+        trace: a Chrome trace as loaded from JSON.
+        steps: how many equal steps it holds.
+
+    Returns:
+        What lies on the device from the second step's first gather on (without gathers: its first
+        kernel), and how many steps that are; the trace as it is, if that can't be told.
+    """
+    on_device = [e for e in trace.get("traceEvents", ()) if e.get("cat") in _ON_DEVICE]
+    kernels = sorted(
+        (event for event in on_device if event["cat"] == "kernel"), key=lambda e: float(e["ts"])
+    )
+    kinds = kernel_kinds(kernels)
+    starts = [float(e["ts"]) for e, kind in zip(kernels, kinds, strict=True) if kind == "gather"]
+    starts = starts or [float(event["ts"]) for event in kernels]
+    if steps < 2 or not starts or len(starts) % steps:
+        return trace, steps
+    begin = starts[len(starts) // steps]
+    events = [event for event in on_device if float(event["ts"]) >= begin]
+    return {**trace, "traceEvents": events}, steps - 1
+
+
 def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
     """Where the time goes; None for a trace without kernels.
 
@@ -197,7 +223,7 @@ def analyze(trace: dict[str, Any], steps: int) -> StepProfile | None:
         if event.get("ph") == "X" and event.get("dur") is not None:
             if event.get("cat") == "kernel":
                 kernels.append(event)
-            elif event.get("cat") in ("gpu_memcpy", "gpu_memset"):
+            elif event.get("cat") in _ON_DEVICE:
                 copies.append(event)
     if not kernels:
         return None
