@@ -177,6 +177,9 @@ def scenarios(rank: int, world_size: int) -> dict[str, Seen]:
         return packed(talks(x, s, "0"), c) @ gather(w)
 
     seen["hooks"] = compile_and_look(attention, x, w, splits, seqlens)
+    seen["another size"] = compile_and_look(
+        attention, torch.cat([x, x]), w, 2 * splits, 2 * seqlens
+    )
 
     rows = torch.randn(64 - 16 * rank, 32)
 
@@ -333,6 +336,22 @@ def test_a_replay_that_fails_on_one_rank_is_skipped_by_all(
         assert source != "measured"
         assert "this rank has a bad day" in why
         assert seen.entries[GATHER][1] == "measured"
+
+
+def test_at_another_size_a_rank_that_follows_scales_what_it_may_not_time(
+    results: list[dict[str, Seen]],
+) -> None:
+    for result in results:
+        first, second = result["hooks"], result["another size"]
+        assert "compiled alone: follows what was agreed for an earlier graph" in second.notes
+        assert second.collectives == ()
+        assert second.entries[GATHER] == first.entries[GATHER]
+        (one, *_), (other, source, why) = (
+            s.entries["overlap_cost_tests.talks"] for s in (first, second)
+        )
+        # Twice the rows, and a few bytes of split sizes that stay.
+        assert other == pytest.approx(2 * one, rel=0.01)
+        assert (source, why) == ("analytical", "scaled by 2.00 from a measurement at another size")
 
 
 def test_large_inputs_are_refused_with_a_note(results: list[dict[str, Seen]]) -> None:

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
-from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest
+from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest, scale_missing
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow
 from overlap_core.graph import OverlapGraph
@@ -244,17 +244,20 @@ class OverlapPass:
     def _with_costs(self, sight: _Sight, agreements: Agreements) -> RankView:
         """The view with what was measured before, and this rank's own compute measured now.
 
-        What communicates is never timed by one rank alone.
+        What communicates is never timed by one rank alone; at a size that is new it takes what
+        another size took, scaled.
         """
         view, measurer = sight.view, sight.measurer
         if measurer is None or view.skeleton is None:
             return view
-        known = agreements.costs
+        measured = agreements.costs
+        known = {request_digest(request): cost for request, cost in measured.items()}
         try:
             table = {**measurer.measure_compute(known), **known}
         except Exception as error:  # the order is agreed on; better costs are not worth losing it
             logger.warning("nothing measured: %s: %s", type(error).__name__, error)
             return view
+        table.update(scale_missing(view.requests, table, measured))
         costs = apply_measurements(view.costs, view.requests, table)
         return with_costs(view, costs, agreements.machine)
 
@@ -299,7 +302,7 @@ class OverlapPass:
             agreements.machine = outcome.machine
         for request, cost in zip(outcome.requests, outcome.costs, strict=False):
             if request is not None and cost.source is CostSource.MEASURED:
-                agreements.costs[request_digest(request)] = cost
+                agreements.costs[request] = cost
         if key is not None and (outcome.lasting or sight.can_gain):
             agreements.add(key, agreement_of(sight.view, outcome))
         return sight, outcome

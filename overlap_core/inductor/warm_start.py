@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from overlap_core.config import OverlapConfig
-    from overlap_core.costs import Cost
+    from overlap_core.costs import Cost, CostRequest
     from overlap_core.host import PluginHost
     from overlap_core.ranks import Agreement, GraphKey
     from overlap_core.ranks.store import KeyValueStore
@@ -79,7 +79,7 @@ class Agreements:
         plugin_files: Iterable[str] = (),
     ) -> None:
         self.book = AgreementBook()
-        self.costs: dict[str, Cost] = {}
+        self.costs: dict[CostRequest, Cost] = {}
         """What was measured so far, by key; of what communicates, by all ranks together."""
         self.machine = IDEAL
         """As it was probed by all ranks together."""
