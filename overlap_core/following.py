@@ -139,7 +139,10 @@ def _is_program_order(view: RankView, agreement: Agreement) -> bool:
         return False
     if view.skeleton is None:
         return list(agreement.sequence) == sorted(agreement.sequence)
-    wanted = _wanted(view, agreement)
+    try:
+        wanted = _wanted(view, agreement)
+    except IllegalOrderError:
+        return False
     return wanted == tuple(range(len(wanted)))
 
 

@@ -30,9 +30,12 @@ from .ranks import (
     agree_on_machine,
     decode_each,
     decode_votes,
+    encode_nodes,
     encode_vote,
+    find_difference,
     reconcile,
     share_distinct,
+    share_explained,
 )
 from .verdicts import describe_outcome
 from .views import (
@@ -52,7 +55,7 @@ from .views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .outcome import RankOutcome
     from .placement import Timeline
@@ -132,19 +135,22 @@ class _Side:
 
     def run(self) -> Protocol[bytes]:
         """Everything up to the decision; what this rank would have decided."""
-        payloads = yield from share_distinct("vote", encode_vote(self.view.vote), self.index)
+        payloads, nodes = yield from share_explained(
+            "vote", encode_vote(self.view.vote), self.index, self.nodes
+        )
         self.votes = decode_votes(payloads, self.scope)
         fault, difference = "", ""
         self.failed = not all(vote.can for vote in self.votes)
         if not self.failed:
             difference = yield from self.compare_skeletons()
             yield from self.measure()
+            difference = difference or self.compare_nodes(nodes)
             self.launch_reductions_early()
         try:
             self.decision = self.view.host.choose_mode(self.votes)
         except Exception as error:
             fault = describe_error(error)
-        if self.decision.mode is Mode.PINNED and difference:
+        if difference and self.graphs_decide():
             self.decision = evolve(self.decision, why=f"{self.decision.why}; {difference}")
         self.single = self.view
         if not self.failed:
@@ -174,6 +180,34 @@ class _Side:
             == (first.config, first.plugins, first.weight_gathers)
             for v in self.votes
         )
+
+    def graphs_decide(self) -> bool:
+        """Whether it is the graphs' difference that cost the ranks freedom, and nothing else."""
+        if self.decision.mode is not Mode.ABORT:
+            return self.decision.mode is not Mode.IDENTICAL
+        first = self.votes[0]
+        return any(vote.weight_gathers != first.weight_gathers for vote in self.votes) and all(
+            (v.config, v.plugins) == (first.config, first.plugins) for v in self.votes
+        )
+
+    def nodes(self) -> bytes:
+        """What this rank's nodes are, for `compare_nodes`; empty if that can't be said."""
+        try:
+            return encode_nodes(self.came.graph)
+        except Exception as error:
+            logger.warning("nodes cannot be compared: %s", describe_error(error))
+            return b""
+
+    def compare_nodes(self, nodes: Mapping[int, bytes]) -> str:
+        """Where graphs that share a skeleton begin to differ; empty if that isn't known.
+
+        Args:
+            nodes: by place in the scope, of the first two ranks whose votes differ.
+        """
+        if not all(nodes.values()) or len({self.votes[p].fingerprint for p in nodes}) < len(nodes):
+            return ""
+        ranks = [self.scope[place] for place in nodes]
+        return find_difference(ranks, list(nodes.values())) if nodes else ""
 
     def measure(self) -> Protocol[None]:
         """Replace estimated costs by measured ones, if the votes leave anything to move."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._words import bytes_apart_in_words, counted
 from .graph import first_violation
 from .outcome import GatherOutcome, RankOutcome
 from .placement import Verdict
+from .placement.memory import bytes_if_earlier
 from .ranks import Mode
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def describe_gathers(
             slots[position] = passed
             passed += position in fixed
         placed = _placements(plan) if committed else {}
+        crowds = _crowds(view, plan)
         calls = {p: number for number, call in enumerate(view.calls) for p in call.launches}
         for group in skeleton.gathers:
             number = calls.get(group.launch)
@@ -92,6 +95,7 @@ def describe_gathers(
                 call,
                 decision,
                 placed.get(graph.nodes[group.launch].name),
+                crowds,
                 place,
                 after.exposed_ns.get(group.launch, 0),
             )
@@ -140,6 +144,29 @@ def _placements(plan: Plan) -> dict[str, GatherPlacement]:
     }
 
 
+def _crowds(view: RankView, plan: Plan) -> dict[int, str]:
+    """By ordinal of a placement, what would be in flight if it were any earlier, in words."""
+    bound_bytes, index = view.bound_bytes, view.graph.index
+    if all(placement.verdict is not Verdict.MEMORY_LIMITED for placement in plan.placements):
+        return {}
+    sizes = [
+        sum(view.graph.nodes[index[name]].nbytes or 0 for name in p.coalesced or (p.gather,))
+        for p in plan.placements
+    ]
+    given = view.config.max_in_flight_bytes is not None
+    whence = "max_in_flight_bytes" if given else "twice the largest region"
+    crowds = {}
+    for placement, nbytes in zip(
+        plan.placements, bytes_if_earlier(sizes, bound_bytes), strict=True
+    ):
+        if nbytes:
+            wanted, allowed = bytes_apart_in_words(nbytes, bound_bytes)
+            crowds[placement.ordinal] = (
+                f"held by memory: {wanted} would be in flight of {allowed} allowed ({whence})"
+            )
+    return crowds
+
+
 def _is_legal(view: RankView, order: tuple[int, ...]) -> bool:
     complete = sorted(order) == list(range(len(view.graph.nodes)))
     return complete and first_violation(view.graph.predecessors, order) is None
@@ -151,6 +178,7 @@ def _judge(
     call: Coalesced | None,
     decision: ModeDecision,
     placement: GatherPlacement | None,
+    crowds: dict[int, str],
     place: dict[int, int],
     exposed_ns: int,
 ) -> tuple[Verdict, str]:
@@ -162,16 +190,15 @@ def _judge(
     passed = group.launch - place[group.launch]
     if exposed_ns <= duration_ns * _HIDDEN_SHARE:
         if moved:
-            return Verdict.HIDDEN, f"launched {passed} nodes earlier, behind enough compute"
+            nodes = counted(passed, "node")
+            return Verdict.HIDDEN, f"launched {nodes} earlier, behind enough compute"
         return Verdict.HIDDEN, "enough compute lies between launch and wait as it is"
     proposed = placement.verdict
     left = f"{exposed_ns / 1000:.0f} of {duration_ns / 1000:.0f} µs stay exposed"
     if placement.why:  # a policy held it back, and says so
         return (Verdict.COMPUTE_LIMITED if moved else Verdict.UNMOVED), f"{left}: {placement.why}"
-    if proposed is Verdict.MEMORY_LIMITED:
-        given = view.config.max_in_flight_bytes is not None
-        whence = "max_in_flight_bytes" if given else "twice the largest region"
-        return proposed, f"{left}: held by memory, {view.bound_bytes} bytes in flight ({whence})"
+    if proposed is Verdict.MEMORY_LIMITED and placement.ordinal in crowds:
+        return proposed, f"{left}: {crowds[placement.ordinal]}"
     if proposed is Verdict.PINNED or (decision.mode is Mode.PINNED and _stopped(view, group)):
         return Verdict.PINNED, f"{left}: it may not pass any communication ({decision.why})"
     if place[group.launch] <= len(group.members):

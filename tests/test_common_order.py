@@ -212,6 +212,24 @@ def test_without_captured_places_equal_operations_are_not_guessed() -> None:
     assert "two operations will meet in the wrong order" in outcomes[0].notes[0]
 
 
+def test_gathers_on_two_groups_that_a_symbol_makes_alike_are_not_swapped() -> None:
+    """Either could be the other: the groups have the same ranks, and `s0` hides what is 1."""
+
+    def swapped(rank: int) -> OverlapGraph:
+        pair = [
+            evolve(gather("a", sizes=(("s0",),), group="g1"), captured=0),
+            evolve(gather("b", sizes=((1,),), group="g0"), captured=1),
+        ]
+        rest = [wait("a"), wait("b"), mm("c", "w.a", "w.b")]
+        behind = [evolve(node, captured=2 + i) for i, node in enumerate(rest)]
+        found = [*pair[:: -1 if rank else 1], *behind]
+        return graph_of(*found, rank=rank, symbols={"s0": 4})
+
+    outcomes = simulate([swapped(0), swapped(1)])
+    assert [sequence(outcome) for outcome in outcomes] == [["a", "b"]] * 2
+    assert all(map(is_noted, outcomes))
+
+
 def test_other_communication_on_one_rank_alone_crosses_nothing() -> None:
     alone = evolve(opaque("alone", "b", group="own"), group_ranks=(1,))
     base = rank_graph(1)

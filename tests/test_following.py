@@ -63,6 +63,15 @@ def test_a_graph_that_cannot_follow_is_refused_loudly() -> None:
         follow(view, impossible)
 
 
+def test_a_sequence_of_another_length_is_refused_loudly() -> None:
+    [view] = same(1, scatter=True)
+    shorter = Agreement(mode=Mode.SLOT, why="skeletons match", scope=(0, 1), sequence=(0, 1))
+    with pytest.raises(
+        DivergenceError, match="the agreement is about a skeleton of another length"
+    ):
+        follow(view, shorter)
+
+
 def test_a_graph_that_cannot_follow_keeps_program_order_where_that_is_the_agreement() -> None:
     [view] = same(1, scatter=True)
     broken = evolve(view, frame=None)

@@ -48,6 +48,10 @@ def test_slot_keeps_one_order_of_communication() -> None:
     outcome = decide(views)
     assert outcome.mode is Mode.SLOT
     assert outcome.why.startswith("graphs differ, the 3 skeleton entries match: rank 0: graph ")
+    assert outcome.why.endswith(
+        "; first difference at node 1: rank 0 has _c10d_functional::all_gather_into_tensor [64x8] "
+        "bfloat16, rank 1 has aten::mm"
+    )
     outcomes = simulate_views(views)
     assert outcomes[0].collectives == outcomes[1].collectives
     assert [g.slot for g in outcomes[0].gathers] == [g.slot for g in outcomes[1].gathers]
@@ -59,12 +63,21 @@ def test_pinned_says_where_the_skeletons_differ() -> None:
     assert outcome.mode is Mode.PINNED
     assert "skeletons differ: rank 0: 3 entries" in outcome.why
     assert "skeletons differ at entry 1: _c10d_functional.reduce_scatter_tensor" in outcome.why
+    assert outcome.why.endswith(
+        "(rank 1); "
+        "rank 0's skeleton has one more `_c10d_functional::reduce_scatter_tensor` than rank 1's"
+    )
 
 
 def test_different_numbers_of_gathers_abort() -> None:
     outcome = decide(skewed({}, {"gathers": 1}, {"gathers": 0}))
     assert outcome.mode is Mode.ABORT
-    assert outcome.why == "different numbers of weight gathers: rank 0: 2; rank 1: 1; rank 2: 0"
+    gather = "_c10d_functional.all_gather_into_tensor"
+    assert outcome.why == (
+        "different numbers of weight gathers: rank 0: 2; rank 1: 1; rank 2: 0; skeletons differ at "
+        f"entry 1: {gather}.default [64x8] bfloat16 on group 0 of 3 ranks (rank 0), on one side "
+        f"only; rank 0's skeleton has one more `{gather.replace('.', '::')}` than rank 1's"
+    )
 
 
 def test_a_rank_that_would_lose_pins_all() -> None:
@@ -143,7 +156,10 @@ def test_a_rank_without_any_communication_aborts_those_that_count_on_it() -> Non
     outcome = decide([hosted(on_ranks(two_layers(), 2)[0]), hosted(silent)])
     assert outcome.scope == (0, 1)
     assert outcome.mode is Mode.ABORT
-    assert outcome.why == "different numbers of weight gathers: rank 0: 2; rank 1: 0"
+    assert outcome.why.startswith("different numbers of weight gathers: rank 0: 2; rank 1: 0; ")
+    assert outcome.why.endswith(
+        "; rank 0's skeleton has 2 more `_c10d_functional::all_gather_into_tensor` than rank 1's"
+    )
 
 
 def test_a_rank_whose_graph_cannot_be_described_aborts_all() -> None:
@@ -308,8 +324,12 @@ def held_by_memory(nbytes: int, bound: int | None) -> RankOutcome:
 @pytest.mark.parametrize(
     ("nbytes", "bound", "words"),
     [
-        (10, 19, "held by memory, 19 bytes in flight (max_in_flight_bytes)"),
-        (1 << 30, None, f"held by memory, {2 << 30} bytes in flight (twice the largest region)"),
+        (10, 19, "held by memory: 20 B would be in flight of 19 B allowed (max_in_flight_bytes)"),
+        (
+            1 << 30,
+            None,
+            "held by memory: 3 GiB would be in flight of 2 GiB allowed (twice the largest region)",
+        ),
     ],
 )
 def test_what_the_bound_on_memory_holds_back_is_said(

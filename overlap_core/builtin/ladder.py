@@ -35,7 +35,7 @@ def default(votes: tuple[Vote, ...]) -> ModeDecision:
         return ModeDecision(mode=Mode.IDENTICAL, why=f"one graph on {_all(votes)}")
     if _all_equal(vote.skeleton for vote in votes):
         why = (
-            f"graphs differ, the {votes[0].entries} skeleton entries match: "
+            f"graphs differ, the {_entries(votes[0])} match{'es' * (votes[0].entries == 1)}: "
             f"{_describe(votes, lambda vote: vote.fingerprint, _graph)}"
         )
         return ModeDecision(mode=Mode.SLOT, why=why)
@@ -81,8 +81,13 @@ def _graph(vote: Vote) -> str:
     return f"graph {vote.fingerprint[:12] or 'unknown'}"
 
 
+def _entries(vote: Vote) -> str:
+    return "skeleton's entry" if vote.entries == 1 else f"{vote.entries} skeleton entries"
+
+
 def _skeleton(vote: Vote) -> str:
-    return f"{vote.entries} entries, digest {vote.skeleton[:12] or 'unknown'}"
+    words = f"{vote.entries} {'entry' if vote.entries == 1 else 'entries'}"
+    return f"{words}, digest {vote.skeleton[:12] or 'unknown'}"
 
 
 def _plugin_difference(votes: tuple[Vote, ...]) -> str:

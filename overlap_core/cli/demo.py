@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ._format import format_us
+from ._progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,7 @@ def demo(ranks: int, diverge: Any, blocks: int, uneven: bool, timeout_s: float) 
         )
         _print_task(console, task)
         try:
-            with _progress(console, Path(folder), ranks):
+            with _watched(Path(folder), ranks):
                 results = run_ranks(demo_rank, ranks, task, deadline_s=timeout_s, tries=2)
         except RankFailure as failure:
             click.echo(f"Error: {failure}", err=True)
@@ -102,25 +103,17 @@ def _print_task(console: Console, task: DemoTask) -> None:
 
 
 @contextlib.contextmanager
-def _progress(console: Console, folder: Path, ranks: int) -> Iterator[None]:
-    """Say which phase the slowest rank is in: a spinner on a terminal, otherwise a line each."""
-    with contextlib.ExitStack() as stack:
-        say = _spinner(console, stack) if console.is_terminal else console.print
+def _watched(folder: Path, ranks: int) -> Iterator[None]:
+    """Say which phase the slowest rank is in."""
+    with progress() as say:
         done = threading.Event()
         watcher = threading.Thread(target=_watch, args=(folder, ranks, say, done), daemon=True)
         watcher.start()
-        stack.callback(watcher.join)
-        stack.callback(done.set)
-        yield
-
-
-def _spinner(console: Console, stack: contextlib.ExitStack) -> Callable[[str], None]:
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    progress = stack.enter_context(Progress(*columns, console=console, transient=True))
-    row = progress.add_task("")
-    return lambda phase: progress.update(row, description=phase)
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
 
 
 def _watch(folder: Path, ranks: int, say: Callable[[str], None], done: threading.Event) -> None:
@@ -130,7 +123,7 @@ def _watch(folder: Path, ranks: int, say: Callable[[str], None], done: threading
     while True:
         phase = slowest_phase(folder, ranks)
         if phase > shown:
-            say(f"{PHASES[phase]} ...")
+            say(PHASES[phase])
             shown = phase
         if done.wait(0.2):
             return

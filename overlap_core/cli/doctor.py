@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._format import plain
+from ._progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +94,9 @@ def _lead(table: Table, reports: Sequence[Path], as_json: bool) -> int:
     status = _BAD_INPUT
     try:
         # The job first: a file that cannot be read must not keep the others waiting.
-        found = check_job(table, look(rank=0))
+        with progress() as say:
+            say("looking at this machine, and waiting for the other ranks")
+            found = check_job(table, look(rank=0))
         status = _print([*found, *_check_reports(reports)], as_json)
     finally:
         end_job(table, status)

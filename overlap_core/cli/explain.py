@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlap_core._words import counted
+
 from ._format import format_us, gather_to_json, plain
 
 if TYPE_CHECKING:
@@ -95,9 +97,9 @@ def _matches(pattern: str, *cells: str) -> bool:
 def _to_json(
     report: Report, gathers: Sequence[GatherOutcome], entries: Sequence[CostEntry]
 ) -> dict[str, Any]:
-    from overlap_core.report import bytes_in_flight, votes_in_words
+    from overlap_core.report import votes_in_words
 
-    program = [] if report.graph is None else [node.name for node in report.graph.nodes]
+    has_graph = report.graph is not None
     return {
         "rank": report.rank,
         "scope": list(report.scope),
@@ -114,8 +116,10 @@ def _to_json(
             for number in range(len(report.coalesced))
         ],
         "limits": report.limits,
-        "in_flight_bytes_before": max(bytes_in_flight(report, program), default=None),
-        "in_flight_bytes_after": max(bytes_in_flight(report), default=None),
+        "in_flight_bytes_before": report.most_bytes_before if has_graph else None,
+        "in_flight_bytes_after": report.most_bytes_after if has_graph else None,
+        "in_flight_before": [list(step) for step in report.in_flight_before],
+        "in_flight_after": [list(step) for step in report.in_flight_after],
         "votes": list(votes_in_words(report.votes)),
         "notes": list(report.notes),
         "gathers": [gather_to_json(gather) for gather in gathers],
@@ -137,19 +141,14 @@ def _print_summary(console: Console, report: Report) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from overlap_core.report import (
-        bytes_in_flight,
-        bytes_in_words,
-        ranks_in_words,
-        votes_in_words,
-    )
+    from overlap_core.report import bytes_in_words, ranks_in_words, votes_in_words
 
     before, after = format_us(report.exposed_ns_before), format_us(report.exposed_ns_after)
     parts = [f"exposed {before} -> {after} µs"]
-    parts.append(f"{report.hidden} of {len(report.gathers)} gathers hidden")
+    parts.append(f"{report.hidden} of {counted(len(report.gathers), 'gather')} hidden")
     if report.coalesced:
         alone = sum(gather.call is None for gather in report.gathers)
-        parts.append(f"in {len(report.coalesced) + alone} calls")
+        parts.append(f"in {counted(len(report.coalesced) + alone, 'call')}")
     parts += [f"{count} {verdict}" for verdict, count in report.limits.items()]
     line = ", ".join(parts) if report.gathers else "no weight gathers"
     console.print(Text.assemble("mode ", (str(report.mode), "bold"), f": {plain(line)}"))
@@ -159,9 +158,8 @@ def _print_summary(console: Console, report: Report) -> None:
     console.print(f"rank {report.rank}{together}{kept}")
     console.print(f"why: {plain(report.why)}")
     if report.gathers and report.graph is not None:
-        program = [node.name for node in report.graph.nodes]
-        peaks = [max(bytes_in_flight(report, order)) for order in (program, report.order)]
-        console.print(f"most in flight: {' -> '.join(map(bytes_in_words, peaks))}")
+        peaks = map(bytes_in_words, (report.most_bytes_before, report.most_bytes_after))
+        console.print(f"most in flight: {' -> '.join(peaks)}")
     votes = votes_in_words(report.votes)
     if len(votes) > _MOST_VOTES:
         votes = (*votes[:_MOST_VOTES], f"and {len(votes) - _MOST_VOTES} more: see --json")

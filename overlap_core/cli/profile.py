@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlap_core._words import counted
+
 from ._format import format_us, plain
+from ._progress import QUICK_BYTES, progress, size_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +42,13 @@ def profile(trace: str, reports: tuple[str, ...], as_json: bool) -> None:
     from overlap_core.report import load_report
     from overlap_core.traces import load_trace, measure_gathers
 
-    loaded = [load_report(path) for path in reports]
-    found = measure_gathers(load_trace(trace), loaded)
+    with progress(wanted=size_of([trace, *reports]) > QUICK_BYTES) as say:
+        say(f"reading {trace}")
+        read = load_trace(trace)
+        say("reading the reports")
+        loaded = [load_report(path) for path in reports]
+        say("finding the gathers of the reports in the trace")
+        found = measure_gathers(read, loaded)
     names = [Path(path).stem for path in reports]
     if as_json:
         click.echo(json.dumps(_to_json(found, names), indent=2))
@@ -94,12 +102,14 @@ def _print(console: Console, found: Measurement, names: list[str]) -> None:
         f"{format_us(worst.exposed_ns_after)} µs predicted"
     )
     weights = sum(gather.gathers for gather in found.gathers)
-    calls = f" in {len(found.gathers)} calls" if weights > len(found.gathers) else ""
-    console.print(f"{weights} gathers{calls}, median of {found.steps} steps")
+    calls = f" in {counted(len(found.gathers), 'call')}" if weights > len(found.gathers) else ""
+    steps = counted(found.steps, "step")
+    console.print(f"{counted(weights, 'gather')}{calls}, median of {steps}")
     if found.device == "cpu":
         console.print("no kernels in the trace: exposed is what the host was blocked in waits")
     if found.incomplete_steps:
-        console.print(f"{found.incomplete_steps} steps left out: they don't hold all gathers")
+        left_out = counted(found.incomplete_steps, "step")
+        console.print(f"{left_out} left out, without all gathers")
     _print_table(console, found, names)
 
 

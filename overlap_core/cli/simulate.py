@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlap_core._words import counted
 from overlap_core.errors import GraphFileError, PluginError
 
 from ._format import format_us, gather_to_json
+from ._progress import QUICK_BYTES, progress, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,13 +49,16 @@ def simulate(
     """
     import overlap_core
 
-    graphs = _load_graphs(files)
-    plugins = _import_plugins(plugin_paths)
-    config = overlap_core.OverlapConfig(mode_ladder=ladder)
-    outcomes = sorted(
-        overlap_core.simulate(graphs, config=config, plugins=plugins),
-        key=lambda outcome: outcome.rank,
-    )
+    with progress(wanted=size_of(files) > QUICK_BYTES) as say:
+        say("reading the graphs")
+        graphs = _load_graphs(files)
+        plugins = _import_plugins(plugin_paths)
+        config = overlap_core.OverlapConfig(mode_ladder=ladder)
+        say(f"deciding for {counted(len(graphs), 'rank')}")
+        outcomes = sorted(
+            overlap_core.simulate(graphs, config=config, plugins=plugins),
+            key=lambda outcome: outcome.rank,
+        )
     if as_json:
         click.echo(json.dumps(_to_json(outcomes), indent=2))
     else:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import click
 
+from overlap_core._words import counted
+
+from ._progress import QUICK_BYTES, progress, size_of
+
 __all__ = ["view"]
 
 
@@ -33,11 +37,18 @@ def view(reports: tuple[str, ...], output: str, kind: str) -> None:
     from overlap_core.report import load_report
     from overlap_core.view import build_timelines, render_page, to_chrome_trace
 
-    timelines = build_timelines([(Path(path).stem, load_report(path)) for path in reports])
-    if kind == "html":
-        text = render_page(timelines)
-    else:
-        text = json.dumps(to_chrome_trace(timelines), allow_nan=False)
+    loaded = []
+    with progress(wanted=size_of(reports) > QUICK_BYTES) as say:
+        for number, path in enumerate(reports, start=1):
+            say(f"reading report {number} of {len(reports)}")
+            loaded.append((Path(path).stem, load_report(path)))
+        say(f"predicting {2 * len(loaded)} timelines")
+        timelines = build_timelines(loaded)
+        say(f"drawing {output}")
+        if kind == "html":
+            text = render_page(timelines)
+        else:
+            text = json.dumps(to_chrome_trace(timelines), allow_nan=False)
     try:
         # Names may hold what UTF-8 can't; JSON escapes it, and a page can do without.
         Path(output).write_text(text, encoding="utf-8", errors="replace")
@@ -45,4 +56,4 @@ def view(reports: tuple[str, ...], output: str, kind: str) -> None:
         raise click.BadParameter(
             f"{output}: cannot be written: {error.strerror or error}", param_hint="'-o'"
         ) from None
-    click.echo(f"{output}: {len(timelines)} report{'s' if len(timelines) != 1 else ''}")
+    click.echo(f"{output}: {counted(len(timelines), 'report')}")

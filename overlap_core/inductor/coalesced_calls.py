@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed.distributed_c10d import _resolve_process_group
+
+from overlap_core._marks import CALL_WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch.distributed import Work
 
 __all__ = ["PendingCall", "all_gather_coalesced"]
@@ -29,6 +31,13 @@ class PendingCall:
 
     def wait(self) -> None:
         """Make the outputs readable on the current stream; again and again, it does so once."""
+        if torch.autograd._profiler_enabled():  # a trace shows where the host waits
+            with torch.profiler.record_function(CALL_WAIT):
+                self._finish()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
         work = self._work
         if work is not None:
             self._work = None

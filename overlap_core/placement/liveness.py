@@ -18,10 +18,9 @@ from overlap_core.graph import NodeKind, find_waits
 from overlap_core.graph.symbols import parse_expression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from overlap_core.graph import Node, OverlapGraph, Size
-    from overlap_core.skeleton import Skeleton
 
 __all__ = [
     "Memory",
@@ -103,44 +102,46 @@ def peak_bytes(graph: OverlapGraph, order: Sequence[int]) -> int:
 
 def in_flight_bytes(
     graph: OverlapGraph,
-    skeleton: Skeleton,
     order: Sequence[int],
-    launches: Iterable[int] | None = None,
+    launches: Iterable[int],
+    communicates: Collection[int],
 ) -> tuple[int, ...]:
     """Bytes of gathers between launch and first wait, while each node of an order runs.
 
     Args:
-        graph, skeleton: of one rank.
-        order: a legal order of the graph's positions.
-        launches: positions of the gathers that count; None: all weight gathers that may move.
+        graph: one rank's graph.
+        order: a legal order of its positions.
+        launches: positions of the gathers that count.
+        communicates: positions of all nodes that issue communication.
 
     Returns:
         One number for each place in the order. A gather whose wait is missing is in flight to
         the end.
     """
-    if launches is None:
-        launches = [group.launch for group in skeleton.gathers]
     place_of = {position: place for place, position in enumerate(order)}
     change = [0] * (len(order) + 1)
     for launch in launches:
         nbytes = _output_bytes(graph.nodes[launch], graph.known_hints)
-        _, waits = find_waits(graph, launch, skeleton.communication)
+        _, waits = find_waits(graph, launch, communicates)
         change[place_of[launch]] += nbytes
         change[min((place_of[wait] for wait in waits), default=len(order))] -= nbytes
     return tuple(accumulate(change[:-1]))
 
 
 def timeline_of_bytes(
-    graph: OverlapGraph, skeleton: Skeleton, order: Sequence[int]
+    graph: OverlapGraph,
+    order: Sequence[int],
+    launches: Iterable[int],
+    communicates: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
-    """Bytes of gathered weights in flight over an order, as (place in the order, bytes).
+    """What `in_flight_bytes` says, as (place in the order, bytes).
 
     Only places at which the number changes are listed; it holds up to the next one, and is 0
     before the first.
     """
     steps: list[tuple[int, int]] = []
     before = 0
-    for place, nbytes in enumerate(in_flight_bytes(graph, skeleton, order)):
+    for place, nbytes in enumerate(in_flight_bytes(graph, order, launches, communicates)):
         if nbytes != before:
             steps.append((place, nbytes))
         before = nbytes

@@ -5,10 +5,11 @@ from __future__ import annotations
 from .agreements import Agreement, AgreementBook, GraphKey
 from .common_order import CommonOrder
 from .consensus import reconcile
+from .differences import encode_nodes, find_difference
 from .lockstep import Measurer, agree_on_costs, agree_on_machine
 from .memory import run_in_memory, run_loopback
 from .messages import Commitment, Proposal, decode_each, decode_votes, encode_vote
-from .negotiation import Decide, Share, share_distinct
+from .negotiation import Decide, Share, share_distinct, share_explained
 from .scopes import connected_scopes, one_sided
 from .store import StoreExchange
 from .votes import Mode, ModeDecision, Vote
@@ -32,10 +33,13 @@ __all__ = [
     "connected_scopes",
     "decode_each",
     "decode_votes",
+    "encode_nodes",
     "encode_vote",
+    "find_difference",
     "one_sided",
     "reconcile",
     "run_in_memory",
     "run_loopback",
     "share_distinct",
+    "share_explained",
 ]

@@ -28,6 +28,7 @@ from overlap_core.skeleton import (
 )
 
 from .crossings import decode_issued, encode_issued, find_crossing, list_issued
+from .differences import describe_more
 from .messages import decode_each
 from .negotiation import share_distinct
 
@@ -159,12 +160,19 @@ class CommonOrder:
             return [mine], mine, ""
         payload = json.dumps([entry_to_json(entry) for entry in mine]).encode()
         payloads = yield from share_distinct(step, payload, self.index)
+        speakers: dict[bytes, int] = {}
+        for rank, distinct in zip(self.scope, payloads, strict=True):
+            speakers.setdefault(distinct, rank)
         skeletons = [
             tuple(entry_from_json(i, data) for i, data in enumerate(json.loads(distinct)))
-            for distinct in dict.fromkeys(payloads)
+            for distinct in speakers
         ]
-        merged, difference = merge_skeletons(skeletons)
-        return skeletons, merged, difference and f"skeletons differ at {difference}"
+        ranks = list(speakers.values())
+        merged, difference = merge_skeletons(skeletons, ranks)
+        if difference:
+            more = describe_more(ranks, skeletons)
+            difference = f"skeletons differ at {difference}" + (f"; {more}" if more else "")
+        return skeletons, merged, difference
 
     def _mixes_up_equals(self, merged: Entries) -> Protocol[bool]:
         """Whether skeletons that match hide equal operations which ranks have in other orders."""

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
-__all__ = ["DIGEST", "Decide", "Protocol", "Share", "share_distinct"]
+__all__ = ["DIGEST", "Decide", "Protocol", "Share", "share_distinct", "share_explained"]
 
 T = TypeVar("T")
 
 DIGEST = "/digest"
 """Ends the name of a step at which ranks mostly say the same short text."""
+
+_NEWLINE = b"\n"
 
 
 @frozen
@@ -45,6 +47,43 @@ if TYPE_CHECKING:
     Protocol = Generator[Share | Decide, tuple[bytes, ...], T]
 
 
+def share_explained(
+    step: str, payload: bytes, index: int, explain: Callable[[], bytes]
+) -> Protocol[tuple[tuple[bytes, ...], dict[int, bytes]]]:
+    """As `share_distinct`; the first two ranks that say different things explain themselves.
+
+    The explanations travel with the details, in no round of their own.
+
+    Args:
+        step, payload, index: as for `share_distinct`; the payload has no newline.
+        explain: called on those two ranks only; must not raise.
+
+    Returns:
+        Every rank's payload, and the explanations by place in the scope; none if all agree.
+    """
+    mine = hashlib.sha256(payload).hexdigest().encode()
+    digests = yield Share(f"{step}{DIGEST}", mine)
+    if len(set(digests)) == 1:
+        return (payload,) * len(digests), {}
+    speakers = _first_places(digests)
+    two = sorted(speakers.values())[:2]
+    said = payload if speakers[mine] == index else b""
+    if index in two:
+        said += _NEWLINE + explain()
+    details = yield Share(f"{step}/detail", said)
+    heads = [detail.partition(_NEWLINE) for detail in details]
+    payloads = tuple(heads[speakers[digest]][0] for digest in digests)
+    return payloads, {place: heads[place][2] for place in two}
+
+
+def _first_places(digests: tuple[bytes, ...]) -> dict[bytes, int]:
+    """The first of those with each digest, who speaks for them."""
+    speakers: dict[bytes, int] = {}
+    for place, digest in enumerate(digests):
+        speakers.setdefault(digest, place)
+    return speakers
+
+
 def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[bytes, ...]]:
     """Every rank's payload, sending a digest first and details only where digests differ.
 
@@ -60,8 +99,6 @@ def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[byte
     digests = yield Share(f"{step}{DIGEST}", mine)
     if len(set(digests)) == 1:
         return (payload,) * len(digests)
-    speakers: dict[bytes, int] = {}
-    for place, digest in enumerate(digests):
-        speakers.setdefault(digest, place)
+    speakers = _first_places(digests)
     details = yield Share(f"{step}/detail", payload if speakers[mine] == index else b"")
     return tuple(details[speakers[digest]] for digest in digests)

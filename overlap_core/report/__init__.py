@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .costs import CostEntry, cost_entries, request_in_words
 from .files import load_report, report_from_json, report_to_json, save_report
-from .memory import bytes_in_flight
 from .report import Report, Section
 from .words import bytes_in_words, ranks_in_words, votes_in_words
 
@@ -12,7 +11,6 @@ __all__ = [
     "CostEntry",
     "Report",
     "Section",
-    "bytes_in_flight",
     "bytes_in_words",
     "cost_entries",
     "load_report",

@@ -1,8 +1,9 @@
-"""The report file, version 2: JSON with the graph file's content, so that it can be run again.
+"""The report file, version 3: JSON with the graph file's content, so that it can be run again.
 
 Its keys are the names of `Report`'s attributes, but for the costs: they are kept as the cost
 table (one entry a structural key, with the nodes that share it), and `keys_from_graph` says
-whether the keys were known or made from the graph.
+whether the keys were known or made from the graph. The bytes in flight are there for programs
+that read the file; a report that is loaded counts them again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE_VERSION", "load_report", "report_from_json", "report_to_json", "save_report"]
 
-FILE_VERSION = 2
+FILE_VERSION = 3
+_BYTES = ("in_flight_before", "in_flight_after")
+"""What the file has since version 3 of all that a report can tell from its attributes."""
 
 
 def report_to_json(report: RankOutcome) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def report_to_json(report: RankOutcome) -> dict[str, Any]:
     data: dict[str, Any] = {"version": FILE_VERSION, **unstructure(report)}
     data["keys_from_graph"] = not report.requests
     data["costs"] = [unstructure(entry) for entry in cost_entries(report)]
+    data |= {key: [list(step) for step in getattr(report, key)] for key in _BYTES}
     data["graph"] = None if report.graph is None else graph_to_json(report.graph)
     return data
 
@@ -98,9 +102,12 @@ def _from_json(data: object) -> Report:
             f"a report of version {version}; this overlap_core reads up to version "
             f"{FILE_VERSION}: update it"
         )
-    for key in ("graph", "costs", "keys_from_graph"):
+    counted = _BYTES if version >= 3 else ()
+    for key in ("graph", "costs", "keys_from_graph", *counted):
         if key not in rest:
             raise ValueError(f"the key {key!r} is missing")
+    for key in counted:
+        structure(rest.pop(key), tuple[tuple[int, ...], ...], key)
     plain = rest.pop("graph")
     graph = None if plain is None else graph_from_json(plain, "graph")
     entries = structure(rest.pop("costs"), tuple[CostEntry, ...], "costs")

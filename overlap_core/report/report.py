@@ -9,9 +9,10 @@ from attrs import evolve, fields, frozen
 
 from overlap_core.outcome import RankOutcome
 from overlap_core.placement import Verdict
+from overlap_core.placement.liveness import timeline_of_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from os import PathLike
 
     from overlap_core.host import PluginHost
@@ -64,8 +65,40 @@ class Report(RankOutcome):
         known = [str(verdict) for verdict in Verdict if verdict in found]
         return {verdict: found[verdict] for verdict in (*known, *sorted({*found} - {*known}))}
 
+    @property
+    def in_flight_before(self) -> tuple[tuple[int, int], ...]:
+        """Bytes of weight gathers between launch and first wait, over program order.
+
+        Pairs of a place in the order and the bytes from there up to the next pair's place; none
+        before the first. A gather of unknown size counts as nothing.
+        """
+        return () if self.graph is None else self._in_flight(range(len(self.graph.nodes)))
+
+    @property
+    def in_flight_after(self) -> tuple[tuple[int, int], ...]:
+        """As `in_flight_before`, over the final order."""
+        return self._in_flight(self.positions)
+
+    @property
+    def most_bytes_before(self) -> int:
+        """The most bytes of weight gathers in flight at once in program order."""
+        return max((nbytes for _, nbytes in self.in_flight_before), default=0)
+
+    @property
+    def most_bytes_after(self) -> int:
+        """The most bytes of weight gathers in flight at once in the final order."""
+        return max((nbytes for _, nbytes in self.in_flight_after), default=0)
+
+    def _in_flight(self, order: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        if self.graph is None:
+            return ()
+        place = self.graph.index
+        launches = [place[gather.name] for gather in self.gathers]
+        communicates = {place[name] for name in self.collectives}
+        return timeline_of_bytes(self.graph, order, launches, communicates)
+
     def save(self, path: str | PathLike[str], host: PluginHost | None = None) -> None:
-        """Write the report file (JSON, version 2) that `load` reads back to an equal report.
+        """Write the report file (JSON, version 3) that `load` reads back to an equal report.
 
         Raises:
             ReportFileError: the file cannot be written.

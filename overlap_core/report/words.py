@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from overlap_core._words import bytes_in_words, counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -13,14 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bytes_in_words", "ranks_in_words", "votes_in_words"]
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _DIGEST_LENGTH = 8
-
-
-def bytes_in_words(nbytes: int) -> str:
-    """A size such as `18 MiB` or `1.5 GiB`, in the largest unit of which there is one at least."""
-    power = min((max(nbytes, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{nbytes / 1024**power:.1f}".removesuffix(".0") + f" {_UNITS[power]}"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -60,7 +55,8 @@ def votes_in_words(votes: Sequence[Vote]) -> tuple[str, ...]:
 def _vote(vote: Vote) -> str:
     return (
         f"can; graph {_digest(vote.fingerprint)}, skeleton {_digest(vote.skeleton)} with "
-        f"{vote.entries} entries, {vote.weight_gathers} weight gathers"
+        f"{counted(vote.entries, 'entry', 'entries')}, "
+        f"{counted(vote.weight_gathers, 'weight gather')}"
     )
 
 

@@ -58,12 +58,13 @@ def occurrences(entries: Sequence[SkeletonEntry], order: Sequence[int]) -> tuple
     """For each entry, in program order, how many equal ones come before it in `order`.
 
     Ranks whose entries match place by place still mix up equal ones where these numbers differ:
-    two gathers of one shape, swapped on one rank, look alike and carry other weights.
+    two gathers of one shape, swapped on one rank, look alike and carry other weights. That they
+    are on different groups doesn't tell them apart, since a swap renumbers the groups too.
     """
     seen: dict[SkeletonEntry, int] = {}
     found = [0] * len(entries)
     for which in order:
-        key = evolve(_key(entries[which]), groups=entries[which].groups)
+        key = _key(entries[which])
         found[which] = seen[key] = seen.get(key, -1) + 1
     return tuple(found)
 

@@ -179,27 +179,33 @@ def entry_from_json(ordinal: int, data: list[Any]) -> SkeletonEntry:
 
 
 def merge_skeletons(
-    skeletons: Sequence[Sequence[SkeletonEntry]],
+    skeletons: Sequence[Sequence[SkeletonEntry]], ranks: Sequence[int] = ()
 ) -> tuple[tuple[SkeletonEntry, ...] | None, str]:
     """One skeleton that all the given ones agree with, or None and the first difference.
+
+    Args:
+        skeletons: in an order that is the same on all ranks.
+        ranks: one for each, to name in the difference.
 
     Ranks may disagree on whether a dimension is static (a local length of 1 is specialized on
     one rank only). A dimension that is symbolic anywhere is not compared; the static values of
     one dimension must be equal wherever it is static.
     """
     first = list(skeletons[0])
+    sides = [f" (rank {rank})" for rank in ranks] or [""] * len(skeletons)
     for which, other in enumerate(skeletons[1:], start=1):
         for ordinal in range(max(len(first), len(other))):
             if ordinal >= len(first) or ordinal >= len(other):
-                longer = other if ordinal >= len(first) else first
+                is_more = ordinal >= len(first)
+                longer, side = (other, sides[which]) if is_more else (first, sides[0])
                 return None, (
-                    f"entry {ordinal}: {describe_entry(longer[ordinal])} on one side only"
+                    f"entry {ordinal}: {describe_entry(longer[ordinal])}{side}, on one side only"
                 )
             merged = _merge_entries(first[ordinal], other[ordinal])
             if merged is None:
                 return None, (
-                    f"entry {ordinal}: {describe_entry(skeletons[0][ordinal])} beside "
-                    f"{describe_entry(skeletons[which][ordinal])}"
+                    f"entry {ordinal}: {describe_entry(skeletons[0][ordinal])}{sides[0]} beside "
+                    f"{describe_entry(skeletons[which][ordinal])}{sides[which]}"
                 )
             first[ordinal] = merged
     # A dimension found symbolic late may have hidden two static values from each other.
@@ -238,7 +244,7 @@ def describe_entry(entry: SkeletonEntry) -> str:
     sizes = ", ".join("x".join(map(str, s)) or "scalar" for s in entry.sizes)
     dtypes = ", ".join(entry.dtypes)
     groups = ", ".join(
-        f"{g} of {n if n is not None else '?'} ranks"
+        f"{g} of {n if n is not None else '?'} rank{'s' * (n != 1)}"
         for g, n in zip(entry.groups, entry.group_sizes, strict=True)
     )
     text = f"{entry.op} [{sizes}] {dtypes}".rstrip()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from overlap_core._marks import CALL_WAIT
 from overlap_core.errors import TraceFileError
 
 from .expected import Call, expected_gathers, expected_waits, first_launches
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["MeasuredGather", "Measurement", "measure_gathers"]
 
 _WAIT_OP = "_c10d_functional::wait_tensor"
+_WAITS = {("cpu_op", _WAIT_OP), ("user_annotation", CALL_WAIT)}
+"""Category and name of what the host does in a wait, for one gather and for a coalesced call."""
 
 
 @frozen(kw_only=True)
@@ -118,9 +121,13 @@ def measure_gathers(trace: Trace, reports: Sequence[Report]) -> Measurement:
         raise TraceFileError(
             "the trace has neither NCCL all-gather kernels nor "
             f"{_WAIT_OP} ops: record it with ProfilerActivity.CPU and, on a GPU, "
-            "ProfilerActivity.CUDA"
+            f"ProfilerActivity.CUDA{_advice(trace, reports)}"
         )
-    matched = match_steps(samples.expected, samples.steps, by_name=samples.by_name)
+    try:
+        matched = match_steps(samples.expected, samples.steps, by_name=samples.by_name)
+    except TraceFileError as error:
+        advice = _advice(trace, reports) if samples.device == "cpu" else ""
+        raise TraceFileError(f"{error}{advice}") from None
     found: dict[Call, list[list[_Sample]]] = defaultdict(list)
     for run in matched.runs:
         once: dict[Call, list[_Sample]] = defaultdict(list)
@@ -173,7 +180,7 @@ def _kernel_sample(event: Event, compute: list[Interval]) -> _Sample:
 
 
 def _host_samples(trace: Trace, reports: Sequence[Report]) -> _Samples | None:
-    waits = [event for event in trace.of("cpu_op") if event.get("name") == _WAIT_OP]
+    waits = [event for event in trace.events if (event.get("cat"), event.get("name")) in _WAITS]
     if not waits:
         return None
     steps = [
@@ -181,6 +188,17 @@ def _host_samples(trace: Trace, reports: Sequence[Report]) -> _Samples | None:
         for events in split_steps(trace, waits)
     ]
     return _Samples(device="cpu", expected={"waits": expected_waits(reports)}, steps=steps)
+
+
+def _advice(trace: Trace, reports: Sequence[Report]) -> str:
+    """What else may be wrong with a host's trace that doesn't match."""
+    is_marked = any(event.get("name") == CALL_WAIT for event in trace.of("user_annotation"))
+    if is_marked or not any(report.coalesced for report in reports):
+        return ""
+    return (
+        ". The graphs have coalesced calls, and this trace doesn't show the waits for them: record "
+        "it with this version of overlap_core, or with OverlapConfig(coalesce='off')"
+    )
 
 
 def _beside(

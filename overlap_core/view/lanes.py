@@ -11,6 +11,7 @@ from attrs import frozen
 from overlap_core.graph import NodeKind
 from overlap_core.placement import SpanKind
 
+from .memory import bytes_over_time
 from .rebuilt import queue_labels, rebuild_models
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ class OrderTimeline:
     """Time in which the compute stream waits for weight gathers."""
     issuers: Mapping[int, int]
     """For each launch the one that stands for it on its group: that which issues its call."""
+    in_flight: tuple[tuple[int, int], ...] = ()
+    """Bytes of weight gathers between launch and wait, as (ns from the start, bytes from then)."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes in flight for any time at all."""
+        return max((nbytes for _, nbytes in self.in_flight), default=0)
 
 
 @frozen(kw_only=True)
@@ -129,9 +137,13 @@ def build_timelines(reports: Sequence[tuple[str, Report]]) -> tuple[RankTimeline
         graph, model, coalescing = rebuild_models(report)
         labels = queue_labels(report, graph)
         calls = {p: call.launches for call in report.coalesced for p in call.launches}
-        program = model.spans(range(len(graph.nodes)))
-        before = _timeline(report, graph, labels, program, {})
-        after = _timeline(report, graph, labels, coalescing.spans(report.positions), calls)
+        program, final = range(len(graph.nodes)), report.positions
+        spans = model.spans(program)
+        in_flight = bytes_over_time(report, graph, program, report.in_flight_before, spans)
+        before = _timeline(report, graph, labels, spans, {}, in_flight)
+        spans = coalescing.spans(final)
+        in_flight = bytes_over_time(report, graph, final, report.in_flight_after, spans)
+        after = _timeline(report, graph, labels, spans, calls, in_flight)
         label = f"rank {report.rank}"
         built.append(
             RankTimeline(
@@ -152,6 +164,7 @@ def _timeline(
     labels: dict[str, str],
     spans: tuple[Span, ...],
     calls: dict[int, tuple[int, ...]],
+    in_flight: tuple[tuple[int, int], ...],
 ) -> OrderTimeline:
     gathers = {graph.index[gather.name] for gather in report.gathers}
     issuers = {
@@ -202,6 +215,7 @@ def _timeline(
             block.end_ns - block.start_ns for block in compute if block.kind is BlockKind.EXPOSED
         ),
         issuers=issuers,
+        in_flight=in_flight,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .words import BLOCK_WORDS, ORDER_WORDS, describe_node
+from .words import BLOCK_WORDS, IN_FLIGHT, ORDER_WORDS, describe_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def render_page(timelines: Sequence[RankTimeline]) -> str:
         style=_source(environment, "page.css"),
         scripts=[_source(environment, name) for name in ("lanes.js", "page.js")],
         data=_script_json(_to_json(timelines)),
-        legend=[(str(kind), BLOCK_WORDS[kind]) for kind in _KINDS],
+        legend=[*((str(kind), BLOCK_WORDS[kind]) for kind in _KINDS), ("memory", IN_FLIGHT)],
     )
 
 
@@ -49,8 +49,10 @@ def _script_json(value: object) -> Markup:
 
 
 def _to_json(timelines: Sequence[RankTimeline]) -> dict[str, Any]:
+    orders = [order for timeline in timelines for _, order in timeline.orders]
     return {
         "kinds": [{"name": str(kind), "words": BLOCK_WORDS[kind]} for kind in _KINDS],
+        "memory": {"words": IN_FLIGHT, "most": max((o.most_bytes for o in orders), default=0)},
         "ranks": [_rank_to_json(timeline) for timeline in timelines],
     }
 
@@ -66,10 +68,14 @@ def _rank_to_json(timeline: RankTimeline) -> dict[str, Any]:
 
 
 def _order_to_json(order: OrderTimeline) -> dict[str, Any]:
-    """Blocks are flat lists of start, end, node, kind: a quarter of what objects take."""
+    """Blocks are flat lists of start, end, node, kind: a quarter of what objects take.
+
+    Memory is a flat list of start, bytes.
+    """
     return {
         "total": order.total_ns,
         "exposed": order.exposed_ns,
+        "memory": [number for step in order.in_flight for number in step],
         "lanes": [
             {
                 "kind": str(lane.kind),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_core.graph import find_waits
 
 from .lanes import BlockKind, LaneKind
-from .words import BLOCK_WORDS, ORDER_WORDS, describe_node
+from .words import BLOCK_WORDS, IN_FLIGHT, ORDER_WORDS, describe_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,8 @@ _ON_HOST = (BlockKind.LAUNCH, BlockKind.WAIT, BlockKind.ISSUE)
 def to_chrome_trace(timelines: Sequence[RankTimeline]) -> dict[str, Any]:
     """The trace as JSON data: a process for each order of each rank, a thread for each lane.
 
-    Times are microseconds. Arrows lead from a weight gather to the first node that reads it.
+    Times are microseconds. Arrows lead from a weight gather to the first node that reads it. A
+    counter has the bytes of gathered weights in flight.
     """
     events: list[dict[str, Any]] = []
     flows = count(1)
@@ -38,6 +39,7 @@ def to_chrome_trace(timelines: Sequence[RankTimeline]) -> dict[str, Any]:
             for tid, lane in enumerate(order.lanes):
                 events += (_event(timeline, block, pid, tid) for block in lane.blocks)
             events += _arrows(timeline, order, pid, flows)
+            events += _counter(order, pid)
     return {"displayTimeUnit": "ns", "traceEvents": events}
 
 
@@ -68,6 +70,12 @@ def _event(timeline: RankTimeline, block: Block, pid: int, tid: int) -> dict[str
     if block.kind in _COLOURS:
         event["cname"] = _COLOURS[block.kind]
     return {**event, "args": args}
+
+
+def _counter(order: OrderTimeline, pid: int) -> Iterator[dict[str, Any]]:
+    common = {"ph": "C", "name": IN_FLIGHT, "cat": "memory", "pid": pid, "tid": 0}
+    for ns, nbytes in dict([(0, 0), *order.in_flight]).items():
+        yield {**common, "ts": ns / 1000, "args": {"bytes": nbytes}}
 
 
 def _arrows(

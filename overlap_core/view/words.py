@@ -9,7 +9,7 @@ from .lanes import BlockKind
 if TYPE_CHECKING:
     from .lanes import RankTimeline
 
-__all__ = ["BLOCK_WORDS", "ORDER_WORDS", "describe_node"]
+__all__ = ["BLOCK_WORDS", "IN_FLIGHT", "ORDER_WORDS", "describe_node"]
 
 ORDER_WORDS = {"before": "before (program order)", "after": "after (final order)"}
 BLOCK_WORDS = {
@@ -24,6 +24,7 @@ BLOCK_WORDS = {
     BlockKind.ISSUE: "host issues compute",
 }
 """In the order of the legend."""
+IN_FLIGHT = "gathered weights in flight"
 
 
 def describe_node(timeline: RankTimeline, position: int) -> dict[str, Any]:

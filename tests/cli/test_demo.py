@@ -42,8 +42,7 @@ def test_demo_ends_in_the_mode_that_the_divergence_calls_for(
     assert f"mode: {mode} - " in result.stdout
     assert result.stdout.count("│ equal") == 2
     assert result.stdout.count("ok    ") == 3
-    for phase in PHASES:
-        assert f"{phase} ..." in result.stdout
+    assert not any(phase in result.output for phase in PHASES)  # this is no terminal
     assert "\x1b" not in result.stdout
 
 
@@ -131,14 +130,6 @@ def test_a_rank_that_dies_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run()
     assert result.exit_code == 1
     assert "rank 1 died" in result.stderr
-
-
-def test_a_terminal_sees_the_phase_in_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
-    result = run_with(monkeypatch, GOOD, other())
-    assert result.exit_code == 0, result.output
-    assert PHASES[0] in result.stdout
-    assert "\x1b[2K" in result.stdout  # and it is wiped away at the end
 
 
 @pytest.mark.parametrize("arguments", [("--ranks", "1"), ("--diverge", "wildly"), ("extra",)])

@@ -88,12 +88,16 @@ def test_json_has_everything() -> None:
         *("rank", "scope", "mode", "why", "committed", "legal"),
         *("exposed_ns_before", "exposed_ns_after", "hidden", "total", "calls", "limits"),
         *("in_flight_bytes_before", "in_flight_bytes_after"),
+        *("in_flight_before", "in_flight_after"),
         *("votes", "notes", "gathers", "costs", "sections"),
     ]
     assert (data["mode"], data["hidden"], data["total"]) == ("pinned", 1, 3)
     assert data["limits"] == {"compute-limited": 1, "pinned": 1}
     assert (data["exposed_ns_before"], data["exposed_ns_after"]) == (1_430_000, 1_340_000)
-    assert data["in_flight_bytes_after"] == 72 * 1024**2
+    weight, large = 18 * 1024**2, 72 * 1024**2
+    assert data["in_flight_bytes_after"] == large
+    ends = [[8, large], [9, 0]]
+    assert data["in_flight_after"] == [[0, weight], [1, 0], [2, weight], [4, 0], *ends]
     assert data["gathers"][1] == {
         "name": "gather1",
         "from": 3,

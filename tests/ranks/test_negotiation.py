@@ -7,7 +7,8 @@ that it waits for is not there yet, and may die at any moment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import hashlib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from attrs import define, evolve, field, frozen
@@ -25,6 +26,7 @@ from overlap_core.ranks import (
     run_in_memory,
     run_loopback,
     share_distinct,
+    share_explained,
 )
 
 from ..pipeline_views import same, skewed, slower_unless_pinned
@@ -230,3 +232,18 @@ def test_one_rank_alone_agrees_with_itself() -> None:
     outcome = run_loopback(negotiate(view, (0,)), 0, 1)
     assert outcome.mode is Mode.IDENTICAL
     assert outcome == run_in_memory([negotiate(view, (0,))])[0]
+
+
+def test_the_first_two_that_differ_explain_themselves_in_no_round_of_their_own() -> None:
+    def explained(payload: bytes, index: int) -> Any:
+        return share_explained("vote", payload, index, lambda: b"because\n%d" % index)
+
+    alike = [explained(b"a", index) for index in range(3)]
+    assert run_in_memory(alike) == (((b"a",) * 3, {}),) * 3
+    said = (b"b", b"b", b"a", b"c", b"a")
+    protocols = [explained(payload, index) for index, payload in enumerate(said)]
+    assert run_in_memory(protocols) == ((said, {0: b"because\n0", 2: b"because\n2"}),) * 5
+    silent = explained(b"b", 1)
+    next(silent)
+    digests = tuple(hashlib.sha256(payload).hexdigest().encode() for payload in said)
+    assert silent.send(digests).payload == b""

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from overlap_core._marks import CALL_WAIT
 from overlap_core.errors import TraceFileError
+from overlap_core.placement import Coalesced
 from overlap_core.report import Report, load_report
 from overlap_core.traces import Measurement, load_trace, measure_gathers
 
@@ -169,6 +171,41 @@ def test_without_kernels_it_is_the_time_in_waits(measure: Any) -> None:
     assert exposed_us(found) == {"a": 40.5, "b": 10.5}
     assert found.device == "cpu"
     assert [gather.took_ns for gather in found.gathers] == [None, None]
+
+
+def coalesced_report() -> Report:
+    """The gathers `a` and `b` are one call, `c` is alone."""
+    report = report_of("a", "b", "c")
+    assert report.graph is not None
+    launches = (report.graph.index["a"], report.graph.index["b"])
+    gathers = tuple(evolve(g, call=0 if g.name in "ab" else None) for g in report.gathers)
+    return evolve(report, coalesced=(Coalesced(launches=launches, ns=150_000),), gathers=gathers)
+
+
+def test_waits_for_a_coalesced_call_are_marks_of_the_profile(measure: Any) -> None:
+    trace = TraceBuilder()
+    trace.add("user_annotation", CALL_WAIT, 0, 70)
+    trace.add("user_annotation", CALL_WAIT, 100, 2)
+    trace.add("cpu_op", "_c10d_functional::wait_tensor", 200, 30)
+    found = measure(trace, coalesced_report())
+    assert exposed_us(found) == {"a": 72, "c": 30}
+    assert [gather.gathers for gather in found.gathers] == [2, 1]
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_trace_without_those_marks_is_refused_with_what_to_do(measure: Any, alone: int) -> None:
+    trace = TraceBuilder()
+    for _ in range(alone):
+        trace.add("cpu_op", "_c10d_functional::wait_tensor", 200, 30)
+    with pytest.raises(
+        TraceFileError,
+        match=r"doesn't show the waits for them: record it with this version .*coalesce='off'",
+    ):
+        measure(trace, coalesced_report())
+    plain = TraceBuilder()
+    plain.add("cpu_op", "_c10d_functional::wait_tensor", 200, 30)
+    with pytest.raises(TraceFileError, match=r"in order, such as forward and backward$"):
+        measure(plain, report_of("a", "b"))
 
 
 def test_what_does_not_belong_together_is_refused(measure: Any) -> None:

@@ -23,12 +23,12 @@ _STEPS = 3
 _LAYERS = 2
 
 
-def record(rank: int, world: int, folder: str) -> None:
+def record(rank: int, world: int, folder: str, coalesce: int | str = "auto") -> None:
     """Profile some steps of a sharded model and save its report."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(64, 64) for _ in range(_LAYERS)]
     model = shard_module(torch.nn.Sequential(*layers), init_device_mesh("cpu", (world,)))
-    options = oc.inductor_options(oc.OverlapConfig(costs="analytical"))
+    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", coalesce=coalesce))
     compiled = torch.compile(model, fullgraph=True, options=options)
     x = torch.randn(256, 64)
     with torch.no_grad():
@@ -53,4 +53,16 @@ def test_the_host_is_blocked_in_the_waits_of_a_real_trace(tmp_path: Path) -> Non
         assert (found.device, found.steps, found.incomplete_steps) == ("cpu", _STEPS, 0)
         assert [gather.name for gather in found.gathers] == list(report.collectives)
         assert len(found.gathers) == 2 * _LAYERS
+        assert all(gather.exposed_ns > 0 for gather in found.gathers)
+
+
+def test_waits_for_coalesced_calls_are_in_a_real_trace(tmp_path: Path) -> None:
+    run_ranks(record, 2, str(tmp_path), 1 << 20, deadline_s=180, tries=3)
+    for rank in range(2):
+        report = load_report(tmp_path / f"report{rank}.json")
+        assert report.coalesced
+        found = measure_gathers(load_trace(tmp_path / f"trace{rank}.json"), [report])
+        assert (found.device, found.steps, found.incomplete_steps) == ("cpu", _STEPS, 0)
+        assert sum(gather.gathers for gather in found.gathers) == 2 * _LAYERS
+        assert len(found.gathers) < 2 * _LAYERS
         assert all(gather.exposed_ns > 0 for gather in found.gathers)

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from overlap_core.cli import main
 from overlap_core.costs import Machine
+from overlap_core.report import bytes_in_words
 
 from .reports import layered_reports
 
@@ -33,6 +34,7 @@ DISTINCT_COLOURS = """() => {
 ARTIFACTS = "OVERLAP_CORE_TEST_ARTIFACTS"
 """Names the folder in which screenshots are kept; else pytest's own folder has them."""
 EXPOSED, HIDDEN, ISSUING = "213,94,0", "0,158,115", "195,204,214"
+MEMORY = "123,111,176"
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
@@ -164,6 +166,25 @@ def test_the_reason_shows_on_hover(open_page: Callable[..., Any]) -> None:
     assert "exposed before 90.0 µs" in tip
     page.mouse.move(x, 5)
     assert not page.is_visible("#tip")
+
+
+def test_bytes_in_flight_are_drawn_and_told_on_hover(open_page: Callable[..., Any]) -> None:
+    (report,) = layered_reports(2)
+    page = open_page([report])
+    assert colours(page)[MEMORY] > 1000
+    box = page.locator("#timeline").bounding_box()
+    x, seen = box["x"] + 150 + (box["width"] - 150) / 8, set()
+    for y in range(int(box["y"]) + 24, int(box["y"] + box["height"]), 6):
+        page.mouse.move(x, y)
+        if page.is_visible("#tip") and "in flight" in page.inner_text("#tip"):
+            seen.add(page.inner_text("#tip").splitlines()[0])
+    assert {text.partition(" of ")[2] for text in seen} == {
+        "gathered weights in flight, rank 0 before (program order)",
+        "gathered weights in flight, rank 0 after (final order)",
+    }
+    steps = (*report.in_flight_before, *report.in_flight_after)
+    assert {text.partition(" of ")[0] for text in seen} <= {bytes_in_words(n) for _, n in steps}
+    page.mouse.click(x, y)  # nothing to choose there
 
 
 def test_5000_nodes(open_page: Callable[..., Any]) -> None:

@@ -51,6 +51,37 @@ def assert_agrees(report: Report) -> None:
 
 
 @given(rank_sets())
+def test_bytes_in_flight_come_and_go_on_the_axis_of_time(ranks: RankSet) -> None:
+    for outcome in oc.simulate(ranks.graphs):
+        if not outcome.costs:
+            continue
+        report = Report.of(outcome)
+        timeline = timeline_of(report)
+        most = report.most_bytes_before, report.most_bytes_after
+        for (_, order), peak in zip(timeline.orders, most, strict=True):
+            moments = [ns for ns, _ in order.in_flight]
+            assert moments == sorted(set(moments))
+            assert not moments or 0 <= moments[0] <= moments[-1] <= order.total_ns
+            assert order.most_bytes <= peak
+
+
+def test_a_gather_is_in_flight_until_the_stream_has_waited_for_it() -> None:
+    g = GraphBuilder(rank=0, ranks=2)
+    first, second = g.gather("g", ns=100, nbytes=8), g.gather("h", ns=100, nbytes=16)
+    y = g.mm("x", ns=30)
+    y = g.mm(y, first, ns=500)
+    g.mm(y, second, ns=10)
+    (outcome,) = oc.simulate([g.build()])
+    report = Report.of(outcome)
+    timeline = timeline_of(report)
+    assert report.order == ("g", "h", "mm0", "wait_g", "mm1", "wait_h", "mm2")
+    assert timeline.after.in_flight == ((0, 24), (100, 16), (600, 0))
+    machine = Machine(kernel_host_ns=10, collective_host_ns=20, wait_host_ns=5)
+    slow = timeline_of(evolve(report, machine=machine)).after
+    assert slow.in_flight == ((20, 8), (40, 24), (120, 16), (620, 0))
+
+
+@given(rank_sets())
 def test_the_lanes_of_any_ranks_agree_with_their_reports(ranks: RankSet) -> None:
     for outcome in oc.simulate(ranks.graphs):
         if outcome.costs:

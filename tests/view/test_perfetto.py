@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from itertools import pairwise
+from collections import Counter
 from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given
 
+import overlap_core as oc
 from overlap_core.costs import Machine
 from overlap_core.placement import Coalesced
+from overlap_core.report import Report
+from overlap_core.testing.strategies import RankSet, rank_sets
 from overlap_core.view import build_timelines, to_chrome_trace
 
+from .chrome_trace import find_problems
 from .reports import layered_reports
 
 
@@ -47,16 +51,66 @@ def test_a_process_for_each_order_of_each_rank(trace: dict[str, Any]) -> None:
     )
 
 
-def test_slices_have_what_the_format_asks_for_and_do_not_overlap(trace: dict[str, Any]) -> None:
-    tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for event in of_phase(trace, "X"):
-        assert set(event) - {"cname"} == {"ph", "name", "pid", "tid", "ts", "dur", "cat", "args"}
-        tracks[event["pid"], event["tid"]].append(event)
-    assert len(tracks) == 4 * 3  # the host's marks are instants
-    for events in tracks.values():
-        for one, following in pairwise(events):
-            assert one["ts"] + one["dur"] <= following["ts"] + 1e-6
+def test_the_trace_keeps_the_rules_of_the_format(trace: dict[str, Any]) -> None:
+    assert find_problems(trace) == []
+    phases = Counter(event["ph"] for event in trace["traceEvents"])
+    assert set(phases) == {"M", "X", "i", "C", "s", "f"}
     assert Counter(event["cat"] for event in of_phase(trace, "X"))["exposed"] > 0
+
+
+BUSY_HOST = Machine(kernel_host_ns=2_000, collective_host_ns=9_000, wait_host_ns=1_000)
+
+
+@given(rank_sets())
+def test_the_trace_of_any_ranks_keeps_the_rules_of_the_format(ranks: RankSet) -> None:
+    reports = [Report.of(outcome) for outcome in oc.simulate(ranks.graphs) if outcome.costs]
+    for machine in (Machine(), BUSY_HOST):
+        changed = [("report", evolve(report, machine=machine)) for report in reports]
+        built = to_chrome_trace(build_timelines(changed))
+        assert find_problems(json.loads(json.dumps(built, allow_nan=False))) == []
+
+
+def _first(trace: dict[str, Any], phase: str) -> dict[str, Any]:
+    return of_phase(trace, phase)[0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "problem"),
+    [
+        ("X", {"dur": -1}, "its times are no numbers from 0"),
+        ("X", {"ts": "0"}, "its times are no numbers from 0"),
+        ("X", {"pid": "1"}, "pid and tid are integers"),
+        ("X", {"name": 3}, "its name is no text"),
+        ("X", {"ph": "Q"}, "phase 'Q' is not one that is used here"),
+        ("X", {"tid": 17}, "thread 17 of process 1 has no thread name"),
+        ("X", {"ts": 41.5, "dur": 1e9}, "overlaps another"),
+        ("M", {"args": {}}, "metadata 'process_name' without its argument"),
+        ("C", {"args": {"bytes": "18 MiB"}}, "a counter's values are numbers"),
+        ("C", {"ts": 1e9}, "has two values at"),
+        ("i", {"s": "x"}, "an instant's scope is g, p or t"),
+        ("s", {"ts": 1e9}, "no slice holds its end s"),
+        ("s", {"id": 10**6}, "has one end only"),
+    ],
+)
+def test_the_check_of_the_rules_finds_what_breaks_them(
+    trace: dict[str, Any], phase: str, changes: dict[str, Any], problem: str
+) -> None:
+    broken = json.loads(json.dumps(trace))
+    _first(broken, phase).update(changes)
+    assert any(problem in found for found in find_problems(broken))
+
+
+def test_a_counter_follows_the_bytes_in_flight() -> None:
+    (report,) = layered_reports(1)
+    trace = to_chrome_trace(build_timelines([("report", report)]))
+    values: dict[int, list[tuple[float, int]]] = {1: [], 2: []}
+    for event in of_phase(trace, "C"):
+        assert event["name"] == "gathered weights in flight"
+        values[event["pid"]].append((event["ts"], event["args"]["bytes"]))
+    weight = report.most_bytes_before
+    assert values[1][:4] == [(0, 0), (4, weight), (94, 0), (516, weight)]
+    assert max(nbytes for _, nbytes in values[2]) == report.most_bytes_after > weight
+    assert values[2][-1][1] == 0
 
 
 def test_times_are_microseconds(trace: dict[str, Any]) -> None:

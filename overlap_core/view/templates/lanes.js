@@ -4,7 +4,7 @@
 const Lanes = (() => {
   const RULER = 22;
   const HEAD = 24;
-  const HEIGHTS = { host: 16, compute: 26, group: 22 };
+  const HEIGHTS = { host: 16, compute: 26, group: 22, memory: 30 };
   const GAP = 3;
 
   function unpack(lane) {
@@ -22,6 +22,14 @@ const Lanes = (() => {
     return { kind: lane.kind, label: lane.label, starts, ends, nodes, kinds, count };
   }
 
+  // Bytes in flight as steps; each holds up to the next one, the last to the end.
+  function unpackSteps(order) {
+    const count = order.memory.length / 2;
+    const starts = Array.from({ length: count }, (_, i) => order.memory[2 * i]);
+    const bytes = Array.from({ length: count }, (_, i) => order.memory[2 * i + 1]);
+    return { starts, ends: [...starts.slice(1), order.total], bytes, count };
+  }
+
   // Rows from top to bottom; y counts from below the ruler.
   function layOut(data) {
     const rows = [];
@@ -36,6 +44,8 @@ const Lanes = (() => {
           rows.push({ y, height, rank, order, lane });
           y += height + GAP;
         }
+        rows.push({ y, height: HEIGHTS.memory, rank, order, steps: unpackSteps(order) });
+        y += HEIGHTS.memory + GAP;
         y += 4;
       }
       y += 8;
@@ -43,7 +53,7 @@ const Lanes = (() => {
     return { rows, height: y };
   }
 
-  // Index of the first block that ends at or after a time; ends never decrease along a lane.
+  // Index of the first block or step that ends at or after a time; ends never decrease.
   function firstFrom(lane, time) {
     let low = 0;
     let high = lane.count;
@@ -53,6 +63,11 @@ const Lanes = (() => {
       else high = middle;
     }
     return low;
+  }
+
+  function bytesAt(steps, time) {
+    const i = steps.starts.findLastIndex((start) => start <= time);
+    return i < 0 ? 0 : steps.bytes[i];
   }
 
   // The block at a time, or the nearest one within `slack`; -1: none.
@@ -78,7 +93,7 @@ const Lanes = (() => {
     const found = new Map();
     const matching = new Map();
     for (const row of rows) {
-      if (row.head) continue;
+      if (!row.lane) continue;
       if (!matching.has(row.rank)) {
         const nodes = new Set();
         row.rank.nodes.forEach((node, index) => {
@@ -107,5 +122,5 @@ const Lanes = (() => {
 
   const start = (hit) => hit.row.lane.starts[hit.i];
 
-  return { RULER, layOut, firstFrom, blockAt, search };
+  return { RULER, layOut, firstFrom, blockAt, bytesAt, search };
 })();

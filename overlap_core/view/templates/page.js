@@ -30,6 +30,13 @@
     return `${value.toLocaleString("en", { maximumFractionDigits: 2 })} ${unit}`;
   }
 
+  function formatBytes(bytes) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    const power = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), units.length - 1);
+    const value = (bytes / 1024 ** power).toLocaleString("en", { maximumFractionDigits: 1 });
+    return `${value} ${units[power]}`;
+  }
+
   function show(start, end) {
     const span = Math.min(total * 1.02, Math.max(end - start, 10));
     const low = -total * 0.01;
@@ -70,7 +77,7 @@
 
   function readColours() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["page", "text", "faint", "line", "band", "mark", ...data.kinds.map((k) => k.name)];
+    const names = ["page", "text", "faint", "line", "band", "mark", "memory", ...data.kinds.map((k) => k.name)];
     colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     redraw();
   }
@@ -96,6 +103,7 @@
       const y = row.y + Lanes.RULER - state.top;
       if (y > height || y + row.height < Lanes.RULER) continue;
       if (row.head) drawHead(row, y);
+      else if (row.steps) drawSteps(row, y);
       else drawn += drawLane(row, y);
     }
     drawRuler(ticks);
@@ -152,6 +160,28 @@
     pen.fillStyle = colours.faint;
     pen.fillText(shorten(lane.label, LABELS - 20), 14, y + row.height / 2);
     return drawn;
+  }
+
+  // Rows share one scale, so that heights can be compared.
+  function drawSteps(row, y) {
+    const { steps } = row;
+    pen.save();
+    pen.beginPath();
+    pen.rect(LABELS, y, plot(), row.height);
+    pen.clip();
+    pen.fillStyle = colours.line;
+    pen.fillRect(LABELS, y + row.height - 1, plot(), 1);
+    pen.fillStyle = colours.memory;
+    for (let i = Lanes.firstFrom(steps, state.start); i < steps.count; i++) {
+      if (steps.starts[i] > state.end) break;
+      const tall = (row.height * steps.bytes[i]) / Math.max(1, data.memory.most);
+      const x = toX(steps.starts[i]);
+      pen.fillRect(x, y + row.height - tall, toX(steps.ends[i]) - x, tall);
+    }
+    pen.restore();
+    pen.fillStyle = colours.faint;
+    const most = formatBytes(Math.max(0, ...steps.bytes));
+    pen.fillText(shorten(`in flight, most ${most}`, LABELS - 20), 14, y + row.height / 2);
   }
 
   function drawBlocks(row, y, wanted) {
@@ -254,6 +284,17 @@
     return [title, facts];
   }
 
+  function describeBytes({ row, x }) {
+    const time = Math.max(0, toTime(x));
+    const bytes = formatBytes(Lanes.bytesAt(row.steps, time));
+    const title = document.createElement("div");
+    title.className = "title";
+    title.textContent = `${bytes} of ${data.memory.words}, ${row.rank.label} ${row.order.label}`;
+    const when = document.createElement("div");
+    when.textContent = `at ${format(time)}`;
+    return [title, when];
+  }
+
   function blockUnder(event) {
     const box = canvas.getBoundingClientRect();
     const x = event.clientX - box.left;
@@ -261,6 +302,7 @@
     if (x < LABELS || event.clientY - box.top < Lanes.RULER) return null;
     const row = rows.find((r) => !r.head && y >= r.y && y <= r.y + r.height);
     if (!row) return null;
+    if (row.steps) return { row, i: -1, x, y: event.clientY - box.top };
     const i = Lanes.blockAt(row.lane, toTime(x), 4 / scale());
     return i < 0 ? null : { row, i, x, y: event.clientY - box.top };
   }
@@ -269,7 +311,7 @@
     const under = blockUnder(event);
     tip.hidden = !under;
     if (!under) return;
-    tip.replaceChildren(...describe(under.row, under.i));
+    tip.replaceChildren(...(under.row.steps ? describeBytes(under) : describe(under.row, under.i)));
     const left = Math.min(under.x + 14, width - tip.offsetWidth - 4);
     const below = under.y + 16;
     const fits = below + tip.offsetHeight < height;
@@ -351,7 +393,7 @@
   canvas.addEventListener("pointerup", (event) => {
     const under = drag.moved ? null : blockUnder(event);
     drag.from = null;
-    if (under) choose(under.row, under.i);
+    if (under && under.row.lane) choose(under.row, under.i);
   });
 
   canvas.addEventListener("pointerleave", () => {
