@@ -59,7 +59,7 @@ def _is_one_of(*choices: str) -> Any:
 
 
 def _is_path(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None and (not isinstance(value, str) or not value):
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
         raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a path as text")
 
 

@@ -24,6 +24,7 @@ from overlap_core.errors import ConfigError
         ({"mode_ladder": ""}, r"mode_ladder=''\): expected a non-empty name"),
         ({"costs": "guessed"}, r"costs='guessed'\): expected one of measured, analytical"),
         ({"cost_table_path": 3}, r"cost_table_path=3\): expected a path as text"),
+        ({"plan_dir": "a\0b"}, r"plan_dir='a\\x00b'\): expected a path as text"),
         ({"disable_plugins": "one"}, r"disable_plugins='one'\): expected a list of names"),
         ({"disable_plugins": 7}, r"disable_plugins=7\): expected a list of names"),
     ],

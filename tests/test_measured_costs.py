@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,6 +191,16 @@ def scenarios(rank: int, world_size: int) -> dict[str, Seen]:
 
     seen["one rank's collective"] = compile_and_look(uneven, rows, w, splits, dynamic=True)
 
+    bad = Path(tempfile.mkdtemp()) / "costs.json"
+    bad.write_text("no table")
+    seen["unreadable table"] = compile_and_look(
+        lambda x, w: x @ gather(w), x, w, cost_table_path=str(bad)
+    )
+    elsewhere = "/proc/overlap_core/costs.json"  # not even root makes folders there
+    seen["unwritable table"] = compile_and_look(
+        lambda x, w: torch.cos(x) @ gather(w), x, w, cost_table_path=elsewhere
+    )
+
     oc.register_materialize_inputs(ONE_SIDED, has_internal_collective=True)
     FAILING = True
     seen["failing replay"] = compile_and_look(lambda x, w: one_sided(x, "0") @ gather(w), x, w)
@@ -338,6 +351,26 @@ def test_a_replay_that_fails_on_one_rank_is_skipped_by_all(
         assert seen.entries[GATHER][1] == "measured"
 
 
+def test_what_measuring_took_is_noted(results: list[dict[str, Seen]]) -> None:
+    pattern = (
+        r"measuring took \d+\.\d\d s \(compute \d+\.\d\d, communication \d+\.\d\d, "
+        r"machine \d+\.\d\d\) and raised the peak of GPU memory by 0 MiB"
+    )
+    for result in results:
+        assert any(re.fullmatch(pattern, note) for note in result["plain"].notes)
+
+
+def test_tables_that_cannot_be_read_or_written_are_noted(results: list[dict[str, Seen]]) -> None:
+    for result in results:
+        for case, start in (
+            ("unreadable table", "cost table not used: "),
+            ("unwritable table", "cost table not saved: "),
+        ):
+            seen = result[case]
+            assert any(note.startswith(start) for note in seen.notes), seen.notes
+            assert seen.mode == "identical"
+
+
 def test_at_another_size_a_rank_that_follows_scales_what_it_may_not_time(
     results: list[dict[str, Seen]],
 ) -> None:
@@ -387,7 +420,6 @@ def save_and_load(rank: int, world_size: int, path: str, disagree: bool) -> tupl
     first = compile_and_look(fn, x, w, v, cost_table_path=own)
     if disagree and rank == 1:
         import json
-        from pathlib import Path
 
         data = json.loads(Path(own).read_text())
         for entry in data["entries"].values():
