@@ -21,15 +21,23 @@ def bytes_in_words(nbytes: int, digits: int = 1) -> str:
         nbytes: the size.
         digits: how many may stand behind the point; zeros at the end are left out.
     """
-    power = min((max(nbytes, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
-    number = f"{nbytes / 1024**power:.{digits}f}"
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {_UNITS[power]}"
+    return _in_unit(nbytes, _power_of(nbytes), digits)
 
 
 def bytes_apart_in_words(left: int, right: int) -> tuple[str, str]:
-    """Two sizes with as many digits as it takes to see that they differ."""
+    """Two sizes in one unit, with as many digits as it takes to see that they differ."""
+    power = _power_of(max(left, right))
     for digits in range(1, _MOST_DIGITS):
-        words = bytes_in_words(left, digits), bytes_in_words(right, digits)
+        words = _in_unit(left, power, digits), _in_unit(right, power, digits)
         if words[0] != words[1] or left == right:
             break
     return words
+
+
+def _power_of(nbytes: int) -> int:
+    return min((max(nbytes, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+
+
+def _in_unit(nbytes: int, power: int, digits: int) -> str:
+    number = f"{nbytes / 1024**power:.{digits}f}"
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {_UNITS[power]}"

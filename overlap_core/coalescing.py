@@ -38,7 +38,7 @@ _HEAD_PARTS = (8, 2)
 _NODES_TO_REPLAY = 100_000
 """How many nodes all trials together may replay: a long graph gets fewer of them."""
 _ALIKE = 1.01
-"""Steps that are predicted to take less than this many times the fastest are as good: among them
+"""Steps that are predicted to take at most this many times the fastest are as good: among them
 memory decides."""
 
 

@@ -204,10 +204,16 @@ class _Side:
         Args:
             nodes: by place in the scope, of the first two ranks whose votes differ.
         """
-        if not all(nodes.values()) or len({self.votes[p].fingerprint for p in nodes}) < len(nodes):
+        fingerprints = {self.votes[place].fingerprint for place in nodes}
+        # Nodes come in the order of before it was restored, which is no difference any more.
+        is_restored = self.common is not None and self.common.chosen is not None
+        if not nodes or not all(nodes.values()) or len(fingerprints) < len(nodes) or is_restored:
             return ""
-        ranks = [self.scope[place] for place in nodes]
-        return find_difference(ranks, list(nodes.values())) if nodes else ""
+        try:
+            return find_difference([self.scope[place] for place in nodes], list(nodes.values()))
+        except Exception as error:  # on all ranks alike, and no reason to give up a plan
+            logger.warning("nodes cannot be compared: %s", describe_error(error))
+            return ""
 
     def measure(self) -> Protocol[None]:
         """Replace estimated costs by measured ones, if the votes leave anything to move."""

@@ -101,11 +101,14 @@ class RankView:
         """Most bytes of gathered weights that may be in flight."""
         if self.config.max_in_flight_bytes is not None:
             return self.config.max_in_flight_bytes
-        wish = self.config.coalesce
-        asked = wish if isinstance(wish, int) else REGION_BYTES
-        region = self.region_bytes or asked
+        region = self.region_bytes or _asked_bytes(self.config)
         gathers = () if self.skeleton is None else self.skeleton.gathers
         return 2 * max(1, largest_region_bytes(self.graph, gathers, region))
+
+
+def _asked_bytes(config: OverlapConfig) -> int:
+    """The size of regions where none was chosen for a graph."""
+    return config.coalesce if isinstance(config.coalesce, int) else REGION_BYTES
 
 
 def prepare(
@@ -192,7 +195,7 @@ def coalesced(view: RankView, labels: Sequence[int], region_bytes: int = 0) -> R
         view: in which each gather is alone.
         labels: one a gather, from `placement.units`.
         region_bytes: the size of region that the labels were made for, for the memory bound;
-            0, not known, as where ranks agreed on an earlier graph: that of the largest call.
+            0, not known, as where ranks agreed on an earlier graph: no smaller than any call.
     """
     assert view.skeleton is not None
     gathers = join(view.skeleton.gathers, labels)
@@ -203,7 +206,7 @@ def coalesced(view: RankView, labels: Sequence[int], region_bytes: int = 0) -> R
         frame=build_frame(view.graph, view.skeleton, gathers),
         model=TimelineModel(view.graph, view.skeleton, view.costs, view.machine, calls),
         calls=calls,
-        region_bytes=region_bytes or max(nbytes, default=0),
+        region_bytes=region_bytes or max(_asked_bytes(view.config), *nbytes, 0),
     )
 
 

@@ -108,6 +108,7 @@ def test_a_gather_that_crossed_an_opaque_op_on_one_rank_is_put_back() -> None:
 def test_other_compute_beside_leaves_them_in_slot() -> None:
     first, second = run(rank_graph(0), rank_graph(1, ["extra0", *ACROSS]))
     assert first.mode is Mode.SLOT
+    assert "first difference" not in first.why, "the first one is what was restored"
     assert sequence(first) == sequence(second) == ["g0", "g1", "op"]
     assert [g.slot for g in first.gathers] == [g.slot for g in second.gathers]
 
@@ -228,6 +229,30 @@ def test_gathers_on_two_groups_that_a_symbol_makes_alike_are_not_swapped() -> No
     outcomes = simulate([swapped(0), swapped(1)])
     assert [sequence(outcome) for outcome in outcomes] == [["a", "b"]] * 2
     assert all(map(is_noted, outcomes))
+
+
+def test_a_mesh_whose_ranks_captured_its_groups_otherwise_stays_as_it_is() -> None:
+    """Program order is one on all ranks; taking the captured ones would close a cycle of four."""
+    rows = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    columns = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
+
+    def on(rank: int) -> OverlapGraph:
+        first, second = (1, 0) if rank in (1, 2) else (0, 1)
+        return graph_of(
+            mm("a"),
+            evolve(gather("A", group="row"), captured=first, group_ranks=rows[rank]),
+            evolve(gather("B", group="column"), captured=second, group_ranks=columns[rank]),
+            wait("A"),
+            mm("b", "a", "w.A"),
+            wait("B"),
+            mm("c", "b", "w.B"),
+            rank=rank,
+            world_size=4,
+        )
+
+    outcomes = simulate([on(rank) for rank in range(4)], config=EXACT)
+    assert [sequence(outcome) for outcome in outcomes] == [["A", "B"]] * 4
+    assert not any(map(is_noted, outcomes))
 
 
 def test_other_communication_on_one_rank_alone_crosses_nothing() -> None:

@@ -251,15 +251,15 @@ class OverlapPass:
         if measurer is None or view.skeleton is None:
             return view
         measured = agreements.costs
-        known = {request_digest(request): cost for request, cost in measured.items()}
         try:
+            known = {request_digest(request): cost for request, cost in measured.items()}
             table = {**measurer.measure_compute(known), **known}
+            table.update(scale_missing(view.requests, table, measured))
+            costs = apply_measurements(view.costs, view.requests, table)
+            return with_costs(view, costs, agreements.machine)
         except Exception as error:  # the order is agreed on; better costs are not worth losing it
             logger.warning("nothing measured: %s: %s", type(error).__name__, error)
             return view
-        table.update(scale_missing(view.requests, table, measured))
-        costs = apply_measurements(view.costs, view.requests, table)
-        return with_costs(view, costs, agreements.machine)
 
     def _decide_alone(self, sight: _Sight) -> RankOutcome | None:
         """For one rank, and for a fake group, whose ranks always agree."""

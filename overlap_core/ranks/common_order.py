@@ -180,7 +180,9 @@ class CommonOrder:
         if len(orders) == 1 or "" in orders:
             return False
         assert self._captured is not None
-        payload = json.dumps(occurrences(merged, self._captured)).encode()
+        nodes = [self.graph.nodes[position] for position in self.skeleton.positions]
+        ranks = [node.group_ranks for node in nodes]
+        payload = json.dumps(occurrences(merged, self._captured, ranks)).encode()
         payloads = yield from share_distinct("order/occurrences", payload, self.index)
         return len(set(payloads)) > 1
 

@@ -6,14 +6,15 @@ import base64
 import json
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from overlap_core.graph.symbols import parse_expression
 from overlap_core.registry import canonical_op_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlap_core.graph import Node, OverlapGraph
+    from overlap_core.graph import Node, OverlapGraph, Size
     from overlap_core.skeleton import SkeletonEntry
 
 __all__ = ["describe_more", "encode_nodes", "find_difference"]
@@ -57,20 +58,20 @@ def _several(more: Counter[str]) -> str:
 def encode_nodes(graph: OverlapGraph) -> bytes:
     """What of each node is comparable over ranks, as compressed JSON.
 
-    Texts, of which there are few, come once, and buffers as how many others appeared since: layers
-    that repeat then look alike, and cost next to nothing.
+    What nodes are comes once, and buffers as how many others appeared since: layers that repeat
+    then look alike, and cost next to nothing.
     """
-    texts: dict[str, int] = {}
+    kinds: dict[tuple[str, int], int] = {}
     buffers: dict[str, int] = {}
     rows = []
     for node in graph.nodes:
-        text = texts.setdefault(_describe(node), len(texts))
+        kind = kinds.setdefault((_describe(node), _summarize(node)), len(kinds))
         read = [buffers.setdefault(b, len(buffers)) for b in (*node.reads, *node.mutates)]
         used = [len(buffers) - place for place in read]
         for buffer in node.writes:
             buffers.setdefault(buffer, len(buffers))
-        rows.append([text, used])
-    data = {"texts": list(texts), "rows": rows}
+        rows.append([kind, used])
+    data = {"kinds": list(kinds), "rows": rows}
     packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode())
     return base64.b85encode(packed)  # stores carry text
 
@@ -85,46 +86,68 @@ def find_difference(ranks: Sequence[int], payloads: Sequence[bytes]) -> str:
     one, other = ranks
     left, right = (_decode(payload) for payload in payloads)
     for place, (mine, theirs) in enumerate(zip(left, right, strict=False)):
-        if mine[0] != theirs[0]:
-            sides = f"rank {one} has {mine[0]}, rank {other} has {theirs[0]}"
-            return f"first difference at node {place}: {sides}"
-        if mine[1] != theirs[1]:
-            return (
-                f"first difference at node {place}: {mine[0]} reads other buffers on rank {one} "
-                f"than on rank {other}"
+        if mine == theirs:
+            continue
+        if mine.text != theirs.text:
+            what = f"rank {one} has {mine.text}, rank {other} has {theirs.text}"
+        elif mine.used != theirs.used:
+            what = f"{mine.text} reads other buffers on rank {one} than on rank {other}"
+        else:
+            what = (
+                f"{mine.text} is not the same on rank {one} and on rank {other}, by what is not "
+                "shown here, such as an overload or the ops that were fused"
             )
+        return f"first difference at node {place}: {what}"
     if len(left) != len(right):
-        longer, more = (
-            (one, left[len(right)])
-            if len(left) > len(right)
-            else (
-                other,
-                right[len(left)],
-            )
-        )
+        longer, more = (one, left) if len(left) > len(right) else (other, right)
         shorter = min(len(left), len(right))
         return (
-            f"first difference at node {shorter}: rank {longer} has {more[0]}, the other graph ends"
+            f"first difference at node {shorter}: rank {longer} has {more[shorter].text}, "
+            "the other graph ends"
         )
-    return f"rank {one} and rank {other} have the same nodes, with sizes that depend otherwise"
+    return (
+        f"rank {one} and rank {other} have the same nodes, which differ in what is not shown here, "
+        "such as how symbolic sizes or other nodes determine them"
+    )
 
 
-def _decode(payload: bytes) -> list[tuple[str, list[int]]]:
+class _Row(NamedTuple):
+    text: str
+    summary: int
+    used: list[int]
+
+
+def _decode(payload: bytes) -> list[_Row]:
     data: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(payload)))
-    return [(data["texts"][text], used) for text, used in data["rows"]]
+    rows = []
+    for kind, used in data["rows"]:
+        text, summary = data["kinds"][kind]
+        rows.append(_Row(text, summary, used))
+    return rows
+
+
+def _static(size: Size) -> int | str:
+    constant = size if isinstance(size, int) else parse_expression(size).constant
+    return "~" if constant is None else constant
+
+
+def _summarize(node: Node) -> int:
+    """Tells nodes apart of which `_describe` says the same."""
+    touched = [len(node.reads), len(node.mutates), len(node.writes)]
+    whole = [node.kind, node.op, sorted(set(node.origins)), touched]
+    return zlib.crc32(json.dumps(whole).encode())
 
 
 def _describe(node: Node) -> str:
     """A node in words such as ``aten::mm [~x64] bfloat16``; `~` is a symbolic size."""
     name = canonical_op_name(node.op) or ""
     if not name:
-        origins = list(dict.fromkeys(canonical_op_name(o) or o for o in node.origins))
+        origins = sorted({canonical_op_name(origin) or origin for origin in node.origins})
         shown = ", ".join(origins[:_MOST_ORIGINS])
         more = f" and {len(origins) - _MOST_ORIGINS} more" * (len(origins) > _MOST_ORIGINS)
         name = f"fused {shown}{more}" if origins else node.op
     sizes = ", ".join(
-        "x".join("~" if isinstance(size, str) else str(size) for size in shape) or "scalar"
-        for shape in node.sizes
+        "x".join(str(_static(size)) for size in shape) or "scalar" for shape in node.sizes
     )
     text = " ".join(filter(None, (name, sizes and f"[{sizes}]", ", ".join(node.dtypes))))
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."

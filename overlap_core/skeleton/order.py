@@ -54,18 +54,29 @@ def _key(entry: SkeletonEntry) -> SkeletonEntry:
     return evolve(entry, ordinal=0, groups=(), node="")
 
 
-def occurrences(entries: Sequence[SkeletonEntry], order: Sequence[int]) -> tuple[int, ...]:
+def occurrences(
+    entries: Sequence[SkeletonEntry],
+    order: Sequence[int],
+    ranks: Sequence[tuple[int, ...] | None],
+) -> tuple[int, ...]:
     """For each entry, in program order, how many equal ones come before it in `order`.
 
     Ranks whose entries match place by place still mix up equal ones where these numbers differ:
     two gathers of one shape, swapped on one rank, look alike and carry other weights. That they
-    are on different groups doesn't tell them apart, since a swap renumbers the groups too.
+    are on two groups of the same ranks doesn't tell them apart, since a swap renumbers the groups
+    too.
+
+    Args:
+        entries: in program order, merged over the ranks.
+        order: their captured order on this rank.
+        ranks: of each entry's group on this rank; None: unknown, or several groups.
     """
-    seen: dict[SkeletonEntry, int] = {}
+    seen: dict[tuple[SkeletonEntry, tuple[int, ...] | None], int] = {}
     found = [0] * len(entries)
     for which in order:
-        key = _key(entries[which])
-        found[which] = seen[key] = seen.get(key, -1) + 1
+        entry, group = entries[which], ranks[which]
+        key = _key(entry) if group else evolve(_key(entry), groups=entry.groups)
+        found[which] = seen[key, group] = seen.get((key, group), -1) + 1
     return tuple(found)
 
 

@@ -73,7 +73,18 @@ def fused(*origins: str) -> Node:
         (
             layer(evolve(mm("c", "b"), sizes=(("s0", "s1"),))),
             layer(evolve(mm("c", "b"), sizes=(("s0", "s0"),))),
-            "rank 0 and rank 3 have the same nodes, with sizes that depend otherwise",
+            (
+                "rank 0 and rank 3 have the same nodes, which differ in what is not shown here, "
+                "such as how symbolic sizes or other nodes determine them"
+            ),
+        ),
+        (
+            layer(evolve(mm("c", "b"), op="aten.mul.Tensor")),
+            layer(evolve(mm("c", "b"), op="aten.mul.Scalar")),
+            (
+                "first difference at node 4: aten::mul is not the same on rank 0 and on rank 3, by "
+                "what is not shown here, such as an overload or the ops that were fused"
+            ),
         ),
     ],
 )

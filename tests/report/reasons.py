@@ -175,6 +175,10 @@ def other_compute_in_every_way() -> list[str]:
             [*base, evolve(more, op="triton_0", origins=("aten.mul.Tensor",))],
             [*base, evolve(more, op="triton_0", origins=tuple(f"aten.op{i}" for i in range(6)))],
         ),
+        (
+            [*base, evolve(more, op="aten.mul.Tensor")],
+            [*base, evolve(more, op="aten.mul.Scalar")],
+        ),
     ]
     found = []
     for nodes in pairs:

@@ -55,8 +55,19 @@ def test_arranging_numbers_groups_anew() -> None:
 
 def test_occurrences_tell_equal_entries_apart_only() -> None:
     entries = three(0, 1, 2)[1].entries
-    assert occurrences(entries, (0, 1, 2)) == occurrences(entries, (2, 0, 1)) == (0, 1, 0)
-    assert occurrences(entries, (1, 2, 0)) == (1, 0, 0)
+    known = [(0, 1)] * 3
+    for ranks in (known, [None] * 3):
+        assert occurrences(entries, (0, 1, 2), ranks) == (0, 1, 0)
+        assert occurrences(entries, (2, 0, 1), ranks) == (0, 1, 0)
+        assert occurrences(entries, (1, 2, 0), ranks) == (1, 0, 0)
+
+
+def test_groups_of_other_ranks_tell_entries_apart() -> None:
+    entries = three(0, 1, 2)[1].entries
+    two = (entries[0], evolve(entries[1], groups=(1,)))
+    assert occurrences(two, (1, 0), [(0, 1), (0, 1)]) == (1, 0), "either could be the other"
+    assert occurrences(two, (1, 0), [(0, 1), (0, 2)]) == (0, 0)
+    assert occurrences(two, (1, 0), [None, None]) == (0, 0)
 
 
 def test_orders_are_matched_where_no_two_entries_are_equal() -> None:
