@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -59,35 +60,48 @@ def _scripts(repo_root: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def seen(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("step_time")
+    runs = [_run(repo_root, model, folder / model) for model in MODELS]
+    lines = [
+        line
+        for model in MODELS
+        for line in (folder / model / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    return Seen(
+        status=max(run.returncode for run in runs),
+        text="".join(run.stdout for run in runs),
+        rows=[json.loads(line) for line in lines],
+        files=frozenset(
+            str(path.relative_to(folder / model))
+            for model in MODELS
+            for path in (folder / model).rglob("*.*")
+        ),
+    )
+
+
+def _run(repo_root: Path, model: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The benchmark of one model; again if gloo's memory fault ends it, see `run_ranks`.
+
+    Here the fault is frequent: many steps run back to back, with all their gathers in flight.
+    """
     command = [sys.executable, str(repo_root / "benchmarks" / "step_time.py")]
-    command += ["--device", "cpu", "--ranks", "2", "--model", ",".join(MODELS)]
+    command += ["--device", "cpu", "--ranks", "2", "--model", model]
     command += ["--contenders", ",".join(CONTENDERS), "--tokens", str(TOKENS)]
     command += ["--blocks", "1", "--dim", "64", "--heads", "4", "--ffn", "128"]
     command += ["--text-tokens", "8", "--experts", "4", "--expert-dim", "32", "--top-k", "2"]
     command += ["--repeats", "2", "--steps", "2", "--profile"]
+    command += ["--out", str(folder), "--dump", str(folder / "dump")]
     # Well above what it takes, as other tests may share the cores.
-    command += ["--deadline", "900", "--phase-limit", "400", "--timeout", "300"]
+    command += ["--deadline", "400", "--phase-limit", "200", "--timeout", "200"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    for number in range(3):
-        out = folder / str(number)
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
         done = subprocess.run(
-            [*command, "--out", str(out), "--dump", str(out / "dump")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=950,
-            check=False,
+            command, env=environment, capture_output=True, text=True, timeout=450, check=False
         )
-        if done.returncode not in (6, 11):  # gloo's memory fault, as `run_ranks` describes it
+        if done.returncode not in (6, 11) and "Fatal Python error" not in done.stderr:
             break
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    lines = (out / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    return Seen(
-        status=done.returncode,
-        text=done.stdout,
-        rows=[json.loads(line) for line in lines],
-        files=frozenset(str(path.relative_to(out)) for path in out.rglob("*.*")),
-    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 @pytest.mark.ranks
