@@ -13,6 +13,7 @@ from .placement import (
     Plan,
     align,
     alone,
+    build_memory,
     cut_illegal,
     form_units,
     peak_bytes,
@@ -65,19 +66,22 @@ def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
     most_bytes = view.config.max_in_flight_bytes or sys.maxsize
     if isinstance(wish, int):
         return _labels(view, keep_alone, min(wish, most_bytes), 0), wish
-    sizes = {single: 0}
-    trials = {single: _predict(view)}
+    trials = {single: (*_predict(view), 0)}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
         if region_bytes > most_bytes:
             continue
         labels = _labels(view, keep_alone, region_bytes, head_bytes)
         if labels not in trials:
-            trials[labels] = _predict(coalesced(view, labels, region_bytes))
-            sizes[labels] = region_bytes
-    least_ns = min(ns for ns, _ in trials.values())
-    alike = {labels: trial for labels, trial in trials.items() if trial[0] <= _ALIKE * least_ns}
-    best = min(alike, key=lambda labels: (peak_bytes(view.graph, alike[labels][1]), alike[labels]))
-    return best, sizes[best]
+            trials[labels] = (*_predict(coalesced(view, labels, region_bytes)), region_bytes)
+    least_ns = min(ns for ns, *_ in trials.values())
+    memory = build_memory(view.graph)
+    alike = {
+        labels: (peak_bytes(view.graph, order, memory), ns, order)
+        for labels, (ns, order, _) in trials.items()
+        if ns <= _ALIKE * least_ns
+    }
+    best = min(alike, key=alike.__getitem__)
+    return best, trials[best][2]
 
 
 def _trials(nodes: int) -> Iterator[tuple[int, int]]:

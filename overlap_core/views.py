@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ._words import bytes_in_words
+from ._words import bytes_in_words, counted
 from .costs import IDEAL, resolve_costs
 from .errors import IllegalOrderError
 from .graph import first_violation
@@ -348,7 +348,7 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
     order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
     cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
     sentence = (
-        f"memory: {len(held)} launch{'es' * (len(held) > 1)} held back, so that at most "
+        f"memory: {counted(len(held), 'launch', 'launches')} held back, so that at most "
         f"{bytes_in_words(view.bound_bytes)} of gathered weights are in flight; "
         "without the bound the step is predicted to take "
         f"{max(0, cost_ns) / 1000:.0f} µs less (max_in_flight_bytes)"

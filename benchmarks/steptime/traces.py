@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
     from overlap_core.traces import Interval
 
-__all__ = ["GatherGroup", "GatherKernel", "StepProfile", "analyze", "profile_steps", "save_trace"]
+__all__ = [
+    "GatherGroup",
+    "GatherKernel",
+    "StepProfile",
+    "analyze",
+    "load",
+    "profile_steps",
+    "save_trace",
+    "without_first_step",
+]
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MATMUL = re.compile(r"gemm|nvjet|cutlass|matmul|triton_tem|_mm_", re.IGNORECASE)

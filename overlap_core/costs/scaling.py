@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from .keys import request_digest
 from .types import Cost, CostSource
 
@@ -16,18 +14,6 @@ if TYPE_CHECKING:
     from .types import CostRequest
 
 __all__ = ["scale_missing"]
-
-
-@frozen
-class _Family:
-    """What ops have in common whose times may be compared."""
-
-    kind: str
-    op: str
-    device: str
-    group_size: int | None
-    dtypes: tuple[str, ...]
-    dims: tuple[int, ...]
 
 
 def scale_missing(
@@ -77,12 +63,13 @@ def _bytes_of(request: CostRequest) -> int:
     return request.nbytes or (request.read_bytes or 0) + (request.write_bytes or 0)
 
 
-def _family_of(request: CostRequest) -> _Family:
-    return _Family(
-        kind=request.kind,
-        op=request.op,
-        device=request.device,
-        group_size=request.group_size,
-        dtypes=(*request.input_dtypes, *request.output_dtypes),
-        dims=tuple(len(shape) for shape in (*request.inputs, *request.outputs)),
+def _family_of(request: CostRequest) -> tuple[object, ...]:
+    """What ops have in common whose times may be compared."""
+    return (
+        request.kind,
+        request.op,
+        request.device,
+        request.group_size,
+        (*request.input_dtypes, *request.output_dtypes),
+        tuple(len(shape) for shape in (*request.inputs, *request.outputs)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frame import Frame, build_frame, rebuild_order
-from .liveness import peak_bytes
+from .liveness import build_memory, peak_bytes
 from .plan import GatherPlacement, Plan, Verdict
 from .reductions import launch_early, wait_late
 from .schedule import align, contention_of, propose
@@ -37,6 +37,7 @@ __all__ = [
     "align",
     "alone",
     "build_frame",
+    "build_memory",
     "call_ns",
     "calls_of",
     "contention_of",

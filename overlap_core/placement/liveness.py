@@ -67,7 +67,9 @@ def build_memory(graph: OverlapGraph) -> Memory:
     )
 
 
-def live_bytes(graph: OverlapGraph, order: Sequence[int]) -> tuple[int, ...]:
+def live_bytes(
+    graph: OverlapGraph, order: Sequence[int], memory: Memory | None = None
+) -> tuple[int, ...]:
     """Bytes that are allocated while each node of an order runs.
 
     A buffer lives from the node that makes it to the last one that reads it under any name, and
@@ -76,11 +78,12 @@ def live_bytes(graph: OverlapGraph, order: Sequence[int]) -> tuple[int, ...]:
     Args:
         graph: one rank's graph.
         order: a legal order of its positions.
+        memory: of the graph, from `build_memory`, where several orders are looked at.
 
     Returns:
         One number for each place in the order.
     """
-    memory = build_memory(graph)
+    memory = build_memory(graph) if memory is None else memory
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for place, position in enumerate(order):
@@ -95,9 +98,9 @@ def live_bytes(graph: OverlapGraph, order: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(change[:-1]))
 
 
-def peak_bytes(graph: OverlapGraph, order: Sequence[int]) -> int:
+def peak_bytes(graph: OverlapGraph, order: Sequence[int], memory: Memory | None = None) -> int:
     """The most bytes that are allocated at once along an order; see `live_bytes`."""
-    return max(live_bytes(graph, order), default=0)
+    return max(live_bytes(graph, order, memory), default=0)
 
 
 def in_flight_bytes(

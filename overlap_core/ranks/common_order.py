@@ -30,7 +30,7 @@ from overlap_core.skeleton import (
 from .crossings import decode_issued, encode_issued, find_crossing, list_issued
 from .differences import describe_more
 from .messages import decode_each
-from .negotiation import share_distinct
+from .negotiation import first_places, share_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,14 +160,12 @@ class CommonOrder:
             return [mine], mine, ""
         payload = json.dumps([entry_to_json(entry) for entry in mine]).encode()
         payloads = yield from share_distinct(step, payload, self.index)
-        speakers: dict[bytes, int] = {}
-        for rank, distinct in zip(self.scope, payloads, strict=True):
-            speakers.setdefault(distinct, rank)
+        speakers = first_places(payloads)
         skeletons = [
             tuple(entry_from_json(i, data) for i, data in enumerate(json.loads(distinct)))
             for distinct in speakers
         ]
-        ranks = list(speakers.values())
+        ranks = [self.scope[place] for place in speakers.values()]
         merged, difference = merge_skeletons(skeletons, ranks)
         if difference:
             more = describe_more(ranks, skeletons)

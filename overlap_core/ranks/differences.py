@@ -8,13 +8,13 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlap_core.graph.symbols import parse_expression
 from overlap_core.registry import canonical_op_name
+from overlap_core.skeleton import comparable_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlap_core.graph import Node, OverlapGraph, Size
+    from overlap_core.graph import Node, OverlapGraph
     from overlap_core.skeleton import SkeletonEntry
 
 __all__ = ["describe_more", "encode_nodes", "find_difference"]
@@ -126,11 +126,6 @@ def _decode(payload: bytes) -> list[_Row]:
     return rows
 
 
-def _static(size: Size) -> int | str:
-    constant = size if isinstance(size, int) else parse_expression(size).constant
-    return "~" if constant is None else constant
-
-
 def _summarize(node: Node) -> int:
     """Tells nodes apart of which `_describe` says the same."""
     touched = [len(node.reads), len(node.mutates), len(node.writes)]
@@ -147,7 +142,7 @@ def _describe(node: Node) -> str:
         more = f" and {len(origins) - _MOST_ORIGINS} more" * (len(origins) > _MOST_ORIGINS)
         name = f"fused {shown}{more}" if origins else node.op
     sizes = ", ".join(
-        "x".join(str(_static(size)) for size in shape) or "scalar" for shape in node.sizes
+        "x".join(str(comparable_size(size)) for size in shape) or "scalar" for shape in node.sizes
     )
     text = " ".join(filter(None, (name, sizes and f"[{sizes}]", ", ".join(node.dtypes))))
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["DIGEST", "Decide", "Protocol", "Share", "share_distinct", "share_explained"]
+__all__ = [
+    "DIGEST",
+    "Decide",
+    "Protocol",
+    "Share",
+    "first_places",
+    "share_distinct",
+    "share_explained",
+]
 
 T = TypeVar("T")
 
@@ -61,13 +69,11 @@ def share_explained(
     Returns:
         Every rank's payload, and the explanations by place in the scope; none if all agree.
     """
-    mine = hashlib.sha256(payload).hexdigest().encode()
-    digests = yield Share(f"{step}{DIGEST}", mine)
-    if len(set(digests)) == 1:
+    digests, speakers = yield from _share_digests(step, payload)
+    if len(speakers) == 1:
         return (payload,) * len(digests), {}
-    speakers = _first_places(digests)
     two = sorted(speakers.values())[:2]
-    said = payload if speakers[mine] == index else b""
+    said = payload if index in speakers.values() else b""
     if index in two:
         said += _NEWLINE + explain()
     details = yield Share(f"{step}/detail", said)
@@ -76,11 +82,20 @@ def share_explained(
     return payloads, {place: heads[place][2] for place in two}
 
 
-def _first_places(digests: tuple[bytes, ...]) -> dict[bytes, int]:
-    """The first of those with each digest, who speaks for them."""
+def _share_digests(
+    step: str, payload: bytes
+) -> Protocol[tuple[tuple[bytes, ...], dict[bytes, int]]]:
+    """Every rank's digest, and who speaks for each."""
+    mine = hashlib.sha256(payload).hexdigest().encode()
+    digests = yield Share(f"{step}{DIGEST}", mine)
+    return digests, first_places(digests)
+
+
+def first_places(said: Sequence[bytes]) -> dict[bytes, int]:
+    """For each distinct word the place of the first who said it."""
     speakers: dict[bytes, int] = {}
-    for place, digest in enumerate(digests):
-        speakers.setdefault(digest, place)
+    for place, word in enumerate(said):
+        speakers.setdefault(word, place)
     return speakers
 
 
@@ -95,10 +110,8 @@ def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[byte
         payload: what this rank says.
         index: place of this rank in the scope.
     """
-    mine = hashlib.sha256(payload).hexdigest().encode()
-    digests = yield Share(f"{step}{DIGEST}", mine)
-    if len(set(digests)) == 1:
+    digests, speakers = yield from _share_digests(step, payload)
+    if len(speakers) == 1:
         return (payload,) * len(digests)
-    speakers = _first_places(digests)
-    details = yield Share(f"{step}/detail", payload if speakers[mine] == index else b"")
+    details = yield Share(f"{step}/detail", payload if index in speakers.values() else b"")
     return tuple(details[speakers[digest]] for digest in digests)

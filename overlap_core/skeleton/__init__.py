@@ -8,6 +8,7 @@ from .order import arrange, captured_order, match_order, occurrences, order_dige
 from .skeleton import (
     Skeleton,
     build_skeleton,
+    comparable_size,
     describe_entry,
     entry_from_json,
     entry_to_json,
@@ -24,6 +25,7 @@ __all__ = [
     "arrange",
     "build_skeleton",
     "captured_order",
+    "comparable_size",
     "describe_entry",
     "entry_from_json",
     "entry_to_json",

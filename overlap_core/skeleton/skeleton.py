@@ -24,6 +24,7 @@ __all__ = [
     "SYMBOLIC",
     "Skeleton",
     "build_skeleton",
+    "comparable_size",
     "merge_skeletons",
     "skeleton_digest",
     "structure_digest",
@@ -89,7 +90,7 @@ def build_skeleton(
             SkeletonEntry(
                 ordinal=ordinal,
                 op=node.op,
-                sizes=tuple(tuple(map(_static, sizes)) for sizes in node.sizes),
+                sizes=tuple(tuple(map(comparable_size, sizes)) for sizes in node.sizes),
                 dtypes=node.dtypes,
                 groups=tuple(group_ordinals.setdefault(g, len(group_ordinals)) for g in groups),
                 group_sizes=tuple(_group_size(node, g) for g in groups),
@@ -120,7 +121,8 @@ def _is_used(graph: OverlapGraph, group: LaunchGroup) -> bool:
     return False
 
 
-def _static(size: int | str) -> int | str:
+def comparable_size(size: int | str) -> int | str:
+    """A dimension as ranks compare it: its value, or `SYMBOLIC`."""
     if isinstance(size, int):
         return size
     constant = parse_expression(size).constant

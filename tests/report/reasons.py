@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from overlap_core import Node
     from overlap_core.outcome import RankOutcome
     from overlap_core.placement import Timeline
-    from overlap_core.views import RankView
+    from overlap_core.ranks.negotiation import Protocol
 
 __all__ = ["SCENARIOS"]
 
@@ -260,26 +260,27 @@ def illegal_order() -> list[str]:
     return texts(simulate_views([evolve(view, frame=evolve(view.frame, floors=(0,)))]))
 
 
+def altered(honest: Protocol[RankOutcome], change: Callable[[Any], Any]) -> Iterator[Any]:
+    """A rank's side of a protocol, whose every request is changed before its peers hear it."""
+    answer = None
+    while True:
+        try:
+            request = next(honest) if answer is None else honest.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield change(request)
+
+
 def forged(step: str, payload: bytes) -> list[str]:
     """Two ranks, of which the second says something else at one step."""
 
-    def lies() -> Iterator[Any]:
-        honest = negotiate(views[1], (0, 1))
-        answer = None
-        while True:
-            try:
-                request = next(honest) if answer is None else honest.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            if request.step == f"{step}/digest":
-                request = evolve(request, payload=hashlib.sha256(payload).hexdigest().encode())
-            elif request.step == f"{step}/detail":
-                request = evolve(request, payload=payload)
-            answer = yield request
+    def lie(request: Any) -> Any:
+        if request.step == f"{step}/digest":
+            return evolve(request, payload=hashlib.sha256(payload).hexdigest().encode())
+        return evolve(request, payload=payload) if request.step == f"{step}/detail" else request
 
-    views = same(2)
-    first, _ = run_in_memory([negotiate(views[0], (0, 1)), lies()])
-    return texts([first])
+    first, second = (negotiate(view, (0, 1)) for view in same(2))
+    return texts(run_in_memory([first, altered(second, lie)])[:1])
 
 
 def ranks_that_disagree() -> list[str]:
@@ -337,20 +338,13 @@ def restored_only() -> list[str]:
 def parted_and_left_so() -> list[str]:
     """A verdict for program order, though ranks had found a common one."""
 
-    def stubborn(view: RankView) -> Iterator[Any]:
-        honest = negotiate(view, (0, 1))
-        answer = None
-        while True:
-            try:
-                request = next(honest) if answer is None else honest.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            if request.step == "decision":
-                request = evolve(request, payload=b"keep the other rank said so")
-            answer = yield request
+    def refuse(request: Any) -> Any:
+        if request.step == "decision":
+            return evolve(request, payload=b"keep the other rank said so")
+        return request
 
     views = [hosted(in_order(0)), hosted(in_order(1, *ACROSS))]
-    return texts(run_in_memory([stubborn(view) for view in views]))
+    return texts(run_in_memory([altered(negotiate(v, (0, 1)), refuse) for v in views]))
 
 
 # ---- graphs that are compiled alone

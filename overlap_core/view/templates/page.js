@@ -147,41 +147,43 @@
     pen.fillText(`${rank.label} ${order.label}: ${sum}`, 8, y + row.height / 2 - 1);
   }
 
-  function drawLane(row, y) {
-    const { lane } = row;
+  // A row's drawing, cut off at the edges of the plot, and its label.
+  function drawRow(row, y, label, draw) {
     pen.save();
     pen.beginPath();
     pen.rect(LABELS, y, plot(), row.height);
     pen.clip();
-    // Exposed time and launches come last, so that nothing is painted over them.
-    let drawn = drawBlocks(row, y, (kind) => !ON_TOP.includes(kind));
-    drawn += drawBlocks(row, y, (kind) => ON_TOP.includes(kind));
+    draw();
     pen.restore();
     pen.fillStyle = colours.faint;
-    pen.fillText(shorten(lane.label, LABELS - 20), 14, y + row.height / 2);
+    pen.fillText(shorten(label, LABELS - 20), 14, y + row.height / 2);
+  }
+
+  function drawLane(row, y) {
+    let drawn = 0;
+    drawRow(row, y, row.lane.label, () => {
+      // Exposed time and launches come last, so that nothing is painted over them.
+      drawn += drawBlocks(row, y, (kind) => !ON_TOP.includes(kind));
+      drawn += drawBlocks(row, y, (kind) => ON_TOP.includes(kind));
+    });
     return drawn;
   }
 
   // Rows share one scale, so that heights can be compared.
   function drawSteps(row, y) {
     const { steps } = row;
-    pen.save();
-    pen.beginPath();
-    pen.rect(LABELS, y, plot(), row.height);
-    pen.clip();
-    pen.fillStyle = colours.line;
-    pen.fillRect(LABELS, y + row.height - 1, plot(), 1);
-    pen.fillStyle = colours.memory;
-    for (let i = Lanes.firstFrom(steps, state.start); i < steps.count; i++) {
-      if (steps.starts[i] > state.end) break;
-      const tall = (row.height * steps.bytes[i]) / Math.max(1, data.memory.most);
-      const x = toX(steps.starts[i]);
-      pen.fillRect(x, y + row.height - tall, toX(steps.ends[i]) - x, tall);
-    }
-    pen.restore();
-    pen.fillStyle = colours.faint;
     const most = formatBytes(Math.max(0, ...steps.bytes));
-    pen.fillText(shorten(`in flight, most ${most}`, LABELS - 20), 14, y + row.height / 2);
+    drawRow(row, y, `in flight, most ${most}`, () => {
+      pen.fillStyle = colours.line;
+      pen.fillRect(LABELS, y + row.height - 1, plot(), 1);
+      pen.fillStyle = colours.memory;
+      for (let i = Lanes.firstFrom(steps, state.start); i < steps.count; i++) {
+        if (steps.starts[i] > state.end) break;
+        const tall = (row.height * steps.bytes[i]) / Math.max(1, data.memory.most);
+        const x = toX(steps.starts[i]);
+        pen.fillRect(x, y + row.height - tall, toX(steps.ends[i]) - x, tall);
+      }
+    });
   }
 
   function drawBlocks(row, y, wanted) {
