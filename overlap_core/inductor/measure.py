@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._inductor.codecache import PyCodeCache
 from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
 from torch.utils._pytree import tree_leaves
 
@@ -38,11 +37,12 @@ from .bandwidth import calibrate
 from .eager import eager_world
 from .groups import GroupResolver
 from .intercept import SilentCollectives
+from .kernels import Kernels, compile_kernels
 from .probes import MachineProbes
 from .replays import replay_item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import CostRequest
@@ -136,32 +136,29 @@ class DeviceMeasurer:
     def measure_compute(self, known: Mapping[str, Cost]) -> Mapping[str, Cost]:
         wanted = {key: one for key, one in sorted(self._compute.items()) if key not in known}
         with self._measuring("compute"):
-            _compile_ahead(wanted.values())
-            return {
-                key: self._measure_one(request, snode) for key, (request, snode) in wanted.items()
-            }
+            kernels = compile_kernels(_generated(wanted))
+            return {key: self._measure_one(key, kernels) for key in wanted}
 
-    def _measure_one(self, request: CostRequest, snode: Any) -> Cost:
+    def _measure_one(self, key: str, kernels: Kernels) -> Cost:
+        _, snode = self._compute[key]
         try:
             if isinstance(snode, (FusedSchedulerNode, SchedulerNode)):
-                return self._measure_kernel(request, snode)
+                return self._measure_kernel(key, kernels)
             item = replay_item(snode, self._sizes)
             args, kwargs = self._arguments(item)
             return Cost(ns=self._time(item, args, kwargs), source=CostSource.MEASURED)
         except Exception as error:
             return Cost(why=f"{type(error).__name__}: {_first_line(error)}")
 
-    def _measure_kernel(self, request: CostRequest, snode: Any) -> Cost:
-        """A kernel that Inductor generates: its own benchmark, or the bandwidth of this device."""
+    def _measure_kernel(self, key: str, kernels: Kernels) -> Cost:
+        """A kernel that Inductor generates: timed, or by the bandwidth of this device."""
+        request, snode = self._compute[key]
         device = snode.get_device()
-        why = "dynamic shapes"
-        if _can_benchmark(request, snode):
+        why = kernels.missing.get(key, "dynamic shapes")
+        if key in kernels.modules:
             try:
-                milliseconds, path = snode.scheduler.benchmark_fused_nodes(snode.get_nodes())
-                if 0 < milliseconds < float("inf"):
-                    ns = self._time_warm(path, str(device)) or round(milliseconds * 1e6)
-                    return Cost(ns=ns, source=CostSource.MEASURED)
-                why = f"Inductor's benchmark gave {milliseconds} ms"
+                ns = kernels.time(key, str(device), self._hold(str(device)))
+                return Cost(ns=ns, source=CostSource.MEASURED)
             except Exception as error:
                 why = f"Inductor's benchmark failed: {_first_line(error)}"
         elif device is not None and device.type == "cpu":
@@ -175,22 +172,6 @@ class DeviceMeasurer:
             source=CostSource.ANALYTICAL,
             why=f"{why}; {model.describe()}",
         )
-
-    def _time_warm(self, path: str, device: str) -> int | None:
-        """Time the kernel that Inductor has just benchmarked, with its inputs in the cache.
-
-        Inductor flushes the cache before each call. In a step the inputs of a fused kernel have
-        mostly just been written. None: the kernel changes its inputs, or cannot be called again.
-        """
-        try:
-            [module] = [m for m in PyCodeCache.modules if getattr(m, "__file__", None) == path][-1:]
-            if module.triton_.mutated_arg_names:
-                return None
-            args = module.get_args()
-            return time_calls(lambda: module.call(args), device, hold=self._hold(device))
-        except Exception as error:
-            logger.debug("no warm timing of %s: %s", path, error)
-            return None
 
     def offer(self, known: Mapping[str, Cost]) -> Mapping[str, tuple[int, ...]]:
         offered = {}
@@ -353,25 +334,15 @@ def _can_benchmark(request: CostRequest, snode: Any) -> bool:
     return device is not None and device.type != "cpu" and all(isinstance(d, int) for d in dims)
 
 
-def _compile_ahead(kernels: Iterable[tuple[CostRequest, Any]]) -> None:
-    """Let Inductor's pool of compilers make all kernels at once that will be benchmarked.
+def _generated(wanted: Mapping[str, tuple[CostRequest, Any]]) -> Mapping[str, Any]:
+    """The nodes whose kernels Inductor can benchmark, those first that move most bytes."""
+    found = {key: one for key, one in wanted.items() if _can_benchmark(*one)}
 
-    One by one they would take many times longer. What fails here fails again, and says so, when
-    its turn comes.
-    """
-    compiling = []
-    for request, snode in kernels:
-        if not _can_benchmark(request, snode):
-            continue
-        try:
-            future, _ = snode.scheduler.compile_kernel(snode.get_nodes())
-            compiling.append(future)
-        except Exception as error:
-            logger.debug("%s is not compiled ahead: %s", snode.get_name(), error)
-    for future in compiling:
-        if future is not None:  # None: there is no pool, so each is compiled when it is needed
-            with suppress(Exception):
-                future.result()
+    def traffic(key: str) -> int:
+        request, _ = found[key]
+        return (request.read_bytes or 0) + (request.write_bytes or 0)
+
+    return {key: found[key][1] for key in sorted(found, key=traffic, reverse=True)}
 
 
 def _wait_for(item: ReplayItem, result: Any) -> None:

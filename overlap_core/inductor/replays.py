@@ -32,6 +32,8 @@ def replay_item(snode: Any, sizes: SizeReader) -> ReplayItem:
         raise ReplayError(f"{type(inner).__name__} is no call of an op")
     if isinstance(inner, ir.FallbackKernel):
         args, kwargs = inner.unflatten_args(inner.inputs, inner.constant_args)
+    elif isinstance(inner, ir.ScatterFallback):
+        args, kwargs = _scatter_arguments(inner)
     else:
         args, kwargs = [*inner.inputs, *inner.constant_args], inner.kwargs
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
@@ -51,6 +53,17 @@ def replay_item(snode: Any, sizes: SizeReader) -> ReplayItem:
         args=tuple(_describe(value, sizes) for value in args),
         kwargs={key: _describe(value, sizes) for key, value in kwargs.items()},
     )
+
+
+def _scatter_arguments(inner: ir.ScatterFallback) -> tuple[list[Any], dict[str, Any]]:
+    """In the order of the op: the node keeps what is no tensor apart, for two ops at once."""
+    target, *tensors = inner.inputs
+    dim, *numbers = inner.constant_args
+    known = {argument.name for argument in inner.op_overload._schema.arguments}
+    kwargs = {
+        key: value for key, value in inner.kwargs.items() if key in known and value is not None
+    }
+    return [target, dim, *tensors, *numbers], kwargs
 
 
 def _describe(value: Any, sizes: SizeReader) -> Any:
