@@ -7,8 +7,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
+from ._words import bytes_in_words
 from .placement import (
     Plan,
     align,
@@ -24,11 +25,12 @@ from .placement import (
 from .views import coalesced, propose_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from .placement import Memory
     from .views import RankView
 
-__all__ = ["choose_labels", "decode_labels", "encode_labels", "held_back"]
+__all__ = ["Choice", "choose_labels", "decode_labels", "encode_labels", "held_back"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +45,24 @@ _ALIKE = 1.01
 memory decides."""
 
 
-def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
-    """The partition that this rank would choose, and the size of its regions in bytes.
+@frozen(kw_only=True)
+class Choice:
+    """The partition that a rank would choose."""
 
-    With `coalesce="auto"` the predicted step decides between sizes, the host's time included, and
-    between those that take as long the peak of memory; where the host costs nothing there is
-    nothing to win.
+    labels: tuple[int, ...]
+    """One a gather; those of one call share one."""
+    region_bytes: int = 0
+    """The size of its regions; 0: nothing is coalesced."""
+    note: str = ""
+    """What the bound on the peak of memory costs, if another partition would be faster."""
+
+
+def choose_labels(view: RankView) -> Choice:
+    """The partition that this rank would choose.
+
+    With `coalesce="auto"` the predicted step decides between sizes whose peak of memory is within
+    its bound, the host's time included, and between those that take as long the peak; where the
+    host costs nothing there is nothing to win.
 
     Args:
         view: in which each gather is alone.
@@ -60,28 +74,53 @@ def choose_labels(view: RankView) -> tuple[tuple[int, ...], int]:
     wish = view.config.coalesce
     single = alone(len(view.skeleton.gathers))
     if wish == "off" or len(single) < 2 or (wish == "auto" and not view.machine.collective_host_ns):
-        return single, 0
+        return Choice(labels=single)
     keep_alone = held_back(view)
     # A region that is in flight as a whole must fit.
     most_bytes = view.config.max_in_flight_bytes or sys.maxsize
     if isinstance(wish, int):
-        return _labels(view, keep_alone, min(wish, most_bytes), 0), wish
-    trials = {single: (*_predict(view), 0)}
+        labels = _labels(view, keep_alone, min(wish, most_bytes), 0)
+        return Choice(labels=labels, region_bytes=wish)
+    partitions = {single: 0}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
-        if region_bytes > most_bytes:
-            continue
-        labels = _labels(view, keep_alone, region_bytes, head_bytes)
-        if labels not in trials:
-            trials[labels] = (*_predict(coalesced(view, labels, region_bytes)), region_bytes)
-    least_ns = min(ns for ns, *_ in trials.values())
-    memory = build_memory(view.graph)
-    alike = {
-        labels: (peak_bytes(view.graph, order, memory), ns, order)
-        for labels, (ns, order, _) in trials.items()
-        if ns <= _ALIKE * least_ns
-    }
-    best = min(alike, key=alike.__getitem__)
-    return best, trials[best][2]
+        if region_bytes <= most_bytes:
+            labels = _labels(view, keep_alone, region_bytes, head_bytes)
+            partitions.setdefault(labels, region_bytes)
+    memory = build_memory(view.graph) if view.peak is None else view.peak.memory
+    free = _best(evolve(view, peak=None), partitions, memory)
+    if view.peak is None or free.peak_bytes <= view.peak.nbytes:
+        return Choice(labels=free.labels, region_bytes=partitions[free.labels])
+    best = _best(view, partitions, memory)
+    grown = bytes_in_words(view.peak.growth_bytes)
+    note = (
+        f"memory: the step is predicted to take {(best.ns - free.ns) / 1000:.0f} µs less with "
+        f"other calls, but the peak would grow by more than {grown} (max_peak_growth)"
+    )
+    return Choice(labels=best.labels, region_bytes=partitions[best.labels], note=note)
+
+
+@frozen(kw_only=True, order=True)
+class _Trial:
+    """What a partition is predicted to come to; of those that take as long the least is best."""
+
+    peak_bytes: int
+    ns: int
+    labels: tuple[int, ...]
+
+
+def _best(view: RankView, partitions: Mapping[tuple[int, ...], int], memory: Memory) -> _Trial:
+    """The partition that is predicted to take the shortest, among those whose peak fits.
+
+    The first one, in which each gather is alone, counts as fitting.
+    """
+    trials: list[_Trial] = []
+    for labels, region_bytes in partitions.items():
+        ns, order = _predict(coalesced(view, labels, region_bytes) if region_bytes else view)
+        peak = peak_bytes(view.graph, order, memory)
+        if not trials or view.peak is None or peak <= view.peak.nbytes:
+            trials.append(_Trial(peak_bytes=peak, ns=ns, labels=labels))
+    least_ns = min(trial.ns for trial in trials)
+    return min(trial for trial in trials if trial.ns <= _ALIKE * least_ns)
 
 
 def _trials(nodes: int) -> Iterator[tuple[int, int]]:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["OverlapConfig", "disabled_by_environment", "plugins_disabled_by_environment"]
 
 
-def _at_least(low: float) -> Any:
+def _at_least(low: float, *, optional: bool = False) -> Any:
     def check(instance: object, attribute: Attribute[Any], value: float | None) -> None:
-        if value is None and attribute.default is None:
+        if value is None and (optional or attribute.default is None):
             return
         number: object = value
         if (
@@ -106,6 +106,9 @@ class OverlapConfig:
     max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
     """Most bytes of gathered weights between launch and wait on one rank; None: twice the largest
     region."""
+    max_peak_growth: float | None = field(default=0.05, validator=_at_least(0, optional=True))
+    """By how much the peak of memory may grow over program order's, as a share of it; growing by
+    32 MiB is always allowed. None: as much as `max_in_flight_bytes` lets it."""
     coalesce: str | int = field(default="auto", validator=_is_coalescing)
     """Gathers of a region, of one group and dtype, become one call. `auto`: regions of a size
     that pays by measured costs, none where the host costs nothing; a number: regions of so many

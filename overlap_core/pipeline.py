@@ -46,6 +46,7 @@ from .views import (
     describe_bound,
     describe_error,
     find_violation,
+    fits_peak,
     prepare,
     propose_plan,
     reordered,
@@ -112,6 +113,7 @@ class _Side:
         self.labels: tuple[int, ...] = ()
         """Which gathers ranks agreed to coalesce; empty: none."""
         self.region_bytes = 0
+        self.coalescing_note = ""
         self.base: tuple[int, ...] = ()
         """Program order of `view` as positions of what this rank came with; empty: the same."""
         self.before: Timeline | None = None
@@ -236,7 +238,9 @@ class _Side:
         assert view.skeleton is not None
         labels = single = alone(len(view.skeleton.gathers))
         try:
-            labels, self.region_bytes = choose_labels(view)
+            choice = choose_labels(view)
+            labels, self.region_bytes = choice.labels, choice.region_bytes
+            self.coalescing_note = choice.note
         except Exception as error:
             logger.warning("gathers are not coalesced: %s", describe_error(error))
         payloads = yield from share_distinct("coalesce", encode_labels(labels), self.index)
@@ -385,6 +389,7 @@ class _Side:
                 late != self.plain
                 and not find_violation(view.graph, late)
                 and not self.how_much_slower(late)
+                and fits_peak(view, late, self.plain)
             ):
                 self.order = late
             whole = "" if mode is not Mode.IDENTICAL else _digest(self.order)
@@ -460,6 +465,8 @@ class _Side:
                 plan = stand_still(view.graph, view.frame)
             elif committed:
                 notes = (*notes, *describe_bound(self.view, self.plan, self.order))
+                if self.coalescing_note and decision.mode is not Mode.PINNED:
+                    notes = (*notes, self.coalescing_note)
         except Exception:
             view, plan = self.came, Plan()
         # Not part of the description: the peers make these calls, whatever failed above.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._words import bytes_apart_in_words, counted
+from ._words import bytes_apart_in_words, bytes_in_words, counted
 from .graph import first_violation
 from .outcome import GatherOutcome, RankOutcome
 from .placement import Verdict
-from .placement.memory import bytes_if_earlier
+from .placement.memory import bytes_if_earlier, memory_floors
 from .ranks import Mode
 
 if TYPE_CHECKING:
@@ -156,10 +156,17 @@ def _crowds(view: RankView, plan: Plan) -> dict[int, str]:
     given = view.config.max_in_flight_bytes is not None
     whence = "max_in_flight_bytes" if given else "twice the largest region"
     crowds = {}
-    for placement, nbytes in zip(
-        plan.placements, bytes_if_earlier(sizes, bound_bytes), strict=True
+    assert view.frame is not None
+    floors = memory_floors(view.graph, view.frame, bound_bytes)
+    for placement, nbytes, floor in zip(
+        plan.placements, bytes_if_earlier(sizes, bound_bytes), floors, strict=True
     ):
-        if nbytes:
+        if view.peak is not None and placement.boundary > floor:
+            grown = bytes_in_words(view.peak.growth_bytes)
+            crowds[placement.ordinal] = (
+                f"held by memory: the peak would grow by more than {grown} (max_peak_growth)"
+            )
+        elif nbytes:
             wanted, allowed = bytes_apart_in_words(nbytes, bound_bytes)
             crowds[placement.ordinal] = (
                 f"held by memory: {wanted} would be in flight of {allowed} allowed ({whence})"

@@ -18,12 +18,15 @@ from .placement import (
     TimelineModel,
     Verdict,
     align,
+    bound_peak,
     build_frame,
+    build_memory,
     calls_of,
     contention_of,
     join,
     largest_region_bytes,
     launch_early,
+    peak_bytes,
     propose,
     rebuild_order,
     wait_late,
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from .costs import Cost, CostRequest, Machine
     from .graph import OverlapGraph
     from .host import PluginHost
-    from .placement import Coalesced, Frame, Plan
+    from .placement import Coalesced, Frame, PeakBound, Plan
     from .skeleton import Skeleton
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "describe_bound",
     "describe_error",
     "find_violation",
+    "fits_peak",
     "prepare",
     "propose_plan",
     "reordered",
@@ -95,6 +99,8 @@ class RankView:
     """Names of launches for which no coalesced call can be made."""
     is_backward: bool = False
     """Of gradients: its reductions leave as early as is legal."""
+    peak: PeakBound | None = None
+    """Most bytes that may be allocated at once; None: not bounded, or not known."""
 
     @property
     def bound_bytes(self) -> int:
@@ -153,6 +159,7 @@ def prepare(
     )
     if fault:
         return view
+    growth = config.max_peak_growth
     try:
         skeleton, costs = host.bounded(
             lambda: (
@@ -167,6 +174,7 @@ def prepare(
             requests=() if requests is None else tuple(requests),
             frame=build_frame(graph, skeleton),
             model=TimelineModel(graph, skeleton, costs),
+            peak=None if growth is None else bound_peak(graph, growth),
             vote=evolve(
                 vote,
                 fingerprint=fingerprint(graph),
@@ -225,6 +233,7 @@ def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
         requests=tuple(view.requests[p] for p in order) if view.requests else (),
         frame=build_frame(graph, skeleton),
         model=TimelineModel(graph, skeleton, costs, view.machine),
+        peak=None if view.peak is None else evolve(view.peak, memory=build_memory(graph)),
         vote=evolve(
             view.vote,
             fingerprint=fingerprint(graph),
@@ -252,6 +261,7 @@ def propose_plan(view: RankView, *, pinned: bool) -> Plan:
         calls=view.calls,
         machine=view.machine,
         bound_bytes=view.bound_bytes,
+        peak=view.peak,
     )
     return align(view.host.adjust_plan(plan, view.graph), view.frame)
 
@@ -343,17 +353,34 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
     held = [p for p in plan.placements if p.verdict is Verdict.MEMORY_LIMITED]
     if not held:
         return []
-    unbound = evolve(view, config=evolve(view.config, max_in_flight_bytes=sys.maxsize))
+    config = evolve(view.config, max_in_flight_bytes=sys.maxsize)
+    unbound = evolve(view, config=config, peak=None)
     free = propose_plan(unbound, pinned=False).placements
     order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
     cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
     sentence = (
         f"memory: {counted(len(held), 'launch', 'launches')} held back, so that at most "
-        f"{bytes_in_words(view.bound_bytes)} of gathered weights are in flight; "
-        "without the bound the step is predicted to take "
-        f"{max(0, cost_ns) / 1000:.0f} µs less (max_in_flight_bytes)"
+        f"{bytes_in_words(view.bound_bytes)} of gathered weights are in flight"
+    )
+    limits, names = "bound", "max_in_flight_bytes"
+    if view.peak is not None:
+        grown = bytes_in_words(view.peak.growth_bytes)
+        sentence += f" and the peak of memory grows by at most {grown}"
+        limits, names = "bounds", f"{names}, max_peak_growth"
+    sentence += (
+        f"; without the {limits} the step is predicted to take "
+        f"{max(0, cost_ns) / 1000:.0f} µs less ({names})"
     )
     return [sentence]
+
+
+def fits_peak(view: RankView, order: tuple[int, ...], instead_of: tuple[int, ...]) -> bool:
+    """Whether an order keeps the bound on the peak of memory, or allocates no more than another."""
+    if view.peak is None:
+        return True
+    memory = view.peak.memory
+    needed = peak_bytes(view.graph, order, memory)
+    return needed <= max(view.peak.nbytes, peak_bytes(view.graph, instead_of, memory))
 
 
 def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:

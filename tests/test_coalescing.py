@@ -10,7 +10,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, simulate
-from overlap_core.coalescing import choose_labels, decode_labels, encode_labels
+from overlap_core.coalescing import Choice, choose_labels, decode_labels, encode_labels
 from overlap_core.costs import Machine
 from overlap_core.errors import ConfigError, DivergenceError
 from overlap_core.following import agreement_of, follow
@@ -146,17 +146,17 @@ def test_other_values_are_refused(value: object) -> None:
 def test_auto_coalesces_where_the_host_is_the_bottleneck() -> None:
     view = view_of(layers(12, nbytes=1 << 20, ns=50))
     slow = with_costs(view, view.costs, HOST)
-    labels, region_bytes = choose_labels(slow)
-    assert len(set(labels)) < 12
-    assert region_bytes > 0
-    assert choose_labels(view) == (alone(12), 0)
+    choice = choose_labels(slow)
+    assert len(set(choice.labels)) < 12
+    assert choice.region_bytes > 0
+    assert choose_labels(view) == Choice(labels=alone(12))
 
 
 def test_auto_leaves_calls_alone_that_hide_better_by_themselves() -> None:
     """Much compute behind each gather, and a host that costs next to nothing."""
     view = view_of(layers(6, nbytes=1 << 20, ns=100_000))
     idle = with_costs(view, view.costs, evolve(HOST, collective_host_ns=1, member_host_ns=1))
-    labels, _ = choose_labels(idle)
+    labels = choose_labels(idle).labels
     assert labels[0] == 0
     assert labels[1] == 1  # the head is not made longer
 
@@ -166,14 +166,39 @@ def test_of_sizes_that_take_as_long_the_one_with_the_least_memory_is_chosen() ->
     nodes = layers(48, nbytes=8 << 20, ns=10_000, compute_ns=100_000)
     view = view_of(nodes)
     view = with_costs(view, view.costs, evolve(HOST, collective_host_ns=150_000))
-    labels, region_bytes = choose_labels(view)
-    total_ns, peak = predict(coalesced(view, labels, region_bytes))
-    assert len(set(labels)) < 48
+    choice = choose_labels(view)
+    total_ns, peak = predict(coalesced(view, choice.labels, choice.region_bytes))
+    assert len(set(choice.labels)) < 48
     for size in (4, 6, 8):
         labels = [i // size * size for i in range(48)]
         other_ns, other_peak = predict(coalesced(view, labels, size * (8 << 20)))
         assert total_ns <= 1.01 * other_ns <= 1.01**2 * total_ns
         assert peak <= other_peak
+
+
+def test_calls_fit_the_bound_on_the_peak_of_memory_and_a_note_says_what_that_costs() -> None:
+    nodes = layers(48, nbytes=8 << 20, ns=10_000, compute_ns=100_000)
+    graph = evolve(graph_of(*nodes), input_bytes=0)
+    peaks, steps = [], []
+    for growth in (None, 20, 0):
+        config = evolve(EXACT, coalesce="auto", max_peak_growth=growth)
+        view = prepare(graph, config, PluginHost.discover(config))
+        view = with_costs(view, view.costs, evolve(HOST, collective_host_ns=400_000))
+        choice = choose_labels(view)
+        step_ns, peak = predict(coalesced(view, choice.labels, choice.region_bytes))
+        peaks.append(peak)
+        steps.append(step_ns)
+        if view.peak is not None:
+            assert peak <= view.peak.nbytes
+    program = peak_bytes(graph, range(len(graph.nodes)))
+    assert peaks[0] >= peaks[1] > peaks[2]
+    assert peaks[2] <= program + (32 << 20)
+    assert steps[2] > steps[0]
+    gain = f"{(steps[2] - steps[0]) / 1000:.0f} µs"
+    assert choice.note == (
+        f"memory: the step is predicted to take {gain} less with other calls, but the peak would "
+        "grow by more than 32 MiB (max_peak_growth)"
+    )
 
 
 def test_calls_that_were_agreed_on_earlier_bring_their_bound_on_memory() -> None:

@@ -129,6 +129,7 @@ class _Document:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    input_bytes: int | None = None
 
 
 def _structure_symbols(value: object, _: object) -> dict[str, int | None]:
@@ -200,6 +201,7 @@ def graph_from_json(data: object, where: str = "graph") -> OverlapGraph:
             inputs=document.inputs,
             outputs=document.outputs,
             constants=document.constants,
+            input_bytes=document.input_bytes,
             symbols=document.symbols,
         )
     except GraphFormatError as error:
@@ -222,6 +224,8 @@ def graph_to_json(graph: OverlapGraph) -> dict[str, Any]:
     }
     if graph.constants:
         data["constants"] = list(graph.constants)
+    if graph.input_bytes is not None:
+        data["input_bytes"] = graph.input_bytes
     data["nodes"] = nodes
     return data
 

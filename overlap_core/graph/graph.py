@@ -35,6 +35,8 @@ class OverlapGraph:
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     """Buffers baked into the compiled graph; a gather fed by them alone is not of weights."""
+    input_bytes: int | None = None
+    """Bytes of the inputs, which the caller holds the whole time; None: not known."""
     symbols: Mapping[str, int | None] = field(factory=dict)
     """Size hints of the shape symbols as this rank saw them first."""
 

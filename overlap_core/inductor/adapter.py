@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -139,10 +140,21 @@ def adapt(
         constants=tuple(constants),
         outputs=tuple(n for n in inductor_graph.get_output_names() if n in known),
         symbols=sizes.hints(),
+        input_bytes=sum(_held_bytes(inductor_graph.graph_inputs[name], sizes) for name in inputs),
     )
     return AdaptedGraph(
         graph=graph, requests=tuple(requests), comm_buffers=comm_buffers, sizes=sizes
     )
+
+
+def _held_bytes(value: Any, sizes: SizeReader) -> int:
+    """Bytes of an input by its hints; 0 where it is no tensor or a size has no hint."""
+    try:
+        dims = [sizes.hint(dim) for dim in value.get_size()]
+        width: int = value.get_dtype().itemsize
+    except (NotImplementedError, AttributeError):
+        return 0
+    return math.prod(dim or 0 for dim in dims) * width
 
 
 def _unpacked(snode: Any, writer: dict[str, int]) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .frame import Frame, build_frame, rebuild_order
-from .liveness import build_memory, peak_bytes
+from .liveness import Memory, build_memory, peak_bytes
+from .memory import PeakBound, bound_peak
 from .plan import GatherPlacement, Plan, Verdict
 from .reductions import launch_early, wait_late
 from .schedule import align, contention_of, propose
@@ -28,6 +29,8 @@ __all__ = [
     "Coalesced",
     "Frame",
     "GatherPlacement",
+    "Memory",
+    "PeakBound",
     "Plan",
     "Span",
     "SpanKind",
@@ -36,6 +39,7 @@ __all__ = [
     "Verdict",
     "align",
     "alone",
+    "bound_peak",
     "build_frame",
     "build_memory",
     "call_ns",

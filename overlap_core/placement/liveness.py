@@ -1,13 +1,13 @@
 """Memory along an order: when buffers come and go, and how many bytes of gathers are in flight.
 
-A model of what the nodes themselves allocate. Left out: what the caller holds anyway (inputs,
-whose sizes a graph does not have), workspaces, rounding by the allocator, and the reuse of one
-node's input for its output. Sizes that are unknown count as nothing.
+A model of what the nodes themselves allocate. Left out: what the caller holds anyway, workspaces
+and rounding by the allocator. Sizes that are unknown count as nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _UNPACKS = frozenset({"multi_output", "MultiOutput", "unpack"})
+_GENERATED = frozenset({"ComputedBuffer", "fused"})
+"""Kernels that Inductor generates; they may write over an input that nothing needs later."""
 
 
 @frozen(kw_only=True)
@@ -48,6 +50,8 @@ class Memory:
     """For each node the memory that must exist while it runs, by the buffer it is named after."""
     lasting: frozenset[str]
     """Memory that the caller gets, alive to the end."""
+    generated: frozenset[int] = frozenset()
+    """Positions of kernels that may write their output over an input."""
 
     def node_bytes(self, position: int) -> int:
         """Bytes that exist while a node runs because of it: what it makes, reads and changes."""
@@ -64,6 +68,7 @@ def build_memory(graph: OverlapGraph) -> Memory:
         nbytes=ledger.nbytes,
         touches=tuple(tuple(touched) for touched in ledger.touches),
         lasting=frozenset(outputs),
+        generated=frozenset(i for i, node in enumerate(graph.nodes) if node.op in _GENERATED),
     )
 
 
@@ -73,7 +78,8 @@ def live_bytes(
     """Bytes that are allocated while each node of an order runs.
 
     A buffer lives from the node that makes it to the last one that reads it under any name, and
-    to the end if the caller gets it. What a collective reads lives until its last wait.
+    to the end if the caller gets it. What a collective reads lives until its last wait. The
+    output of a generated kernel takes the place of an input of the same size that dies there.
 
     Args:
         graph: one rank's graph.
@@ -93,6 +99,19 @@ def live_bytes(
     change = [0] * (len(order) + 1)
     for owner, place in first.items():
         change[place] += memory.nbytes[owner]
+    for place, position in enumerate(order):
+        if position in memory.generated:
+            made: Counter[int] = Counter()
+            dying: Counter[int] = Counter()
+            for owner in memory.touches[position]:
+                if first[owner] == place:
+                    made[memory.nbytes[owner]] += 1
+                elif last[owner] == place and owner not in memory.lasting:
+                    dying[memory.nbytes[owner]] += 1
+            written_over = sum((made & dying).elements())
+            change[place] -= written_over
+            change[place + 1] += written_over
+    for owner in first:
         end = len(order) if owner in memory.lasting else last[owner] + 1
         change[end] -= memory.nbytes[owner]
     return tuple(accumulate(change[:-1]))

@@ -1,9 +1,14 @@
-"""Bounding the bytes of gathered weights between launch and wait."""
+"""Bounding the bytes of gathered weights between launch and wait, and the peak of memory."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from .frame import rebuild_order
+from .liveness import build_memory, live_bytes, peak_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -11,8 +16,84 @@ if TYPE_CHECKING:
     from overlap_core.graph import OverlapGraph
 
     from .frame import Frame
+    from .liveness import Memory
 
-__all__ = ["bytes_if_earlier", "memory_floors"]
+__all__ = ["PeakBound", "PeakRoom", "bound_peak", "bytes_if_earlier", "memory_floors"]
+
+_ALWAYS_ALLOWED = 32 << 20
+"""Bytes by which the peak may grow in any graph: a share of a small one holds no gather."""
+
+
+@frozen(kw_only=True)
+class PeakBound:
+    """How many bytes the nodes of a graph may have allocated at once."""
+
+    memory: Memory
+    nbytes: int
+    growth_bytes: int
+    """By how much that is more than in program order."""
+
+
+def bound_peak(graph: OverlapGraph, growth: float) -> PeakBound | None:
+    """Let the peak of memory grow by a share of what it is in program order, inputs included.
+
+    Returns:
+        None where the bytes of the inputs are not known.
+    """
+    if graph.input_bytes is None:
+        return None
+    memory = build_memory(graph)
+    peak = peak_bytes(graph, range(len(graph.nodes)), memory)
+    growth_bytes = max(round(growth * (peak + graph.input_bytes)), _ALWAYS_ALLOWED)
+    return PeakBound(memory=memory, nbytes=peak + growth_bytes, growth_bytes=growth_bytes)
+
+
+class PeakRoom:
+    """What each stretch of a frame's base has allocated, while gathers are placed, the last first.
+
+    Gathers that were placed count from their launch on, the others from where program order has
+    them, all members of a call from its first.
+    """
+
+    def __init__(self, graph: OverlapGraph, frame: Frame, bound: PeakBound) -> None:
+        self._bound_bytes = bound.nbytes
+        order = rebuild_order(frame, frame.originals)
+        self._live = [0] * (len(frame.base) + 1)
+        """By base index, the most bytes while that node runs or what is launched before it."""
+        index = 0
+        for position, nbytes in zip(order, live_bytes(graph, order, bound.memory), strict=True):
+            self._live[index] = max(self._live[index], nbytes)
+            if index < len(frame.base) and frame.base[index] == position:
+                index += 1
+        maker: dict[str, int] = {}
+        for position, touched in enumerate(bound.memory.touches):
+            for owner in touched:
+                maker.setdefault(owner, position)
+        made: dict[int, int] = {}
+        for owner, position in maker.items():
+            made[position] = made.get(position, 0) + bound.memory.nbytes[owner]
+        self._brings = [
+            sum(made.get(member, 0) for member in group.members) for group in frame.gathers
+        ]
+
+    def floor(self, ordinal: int, boundary: int, original: int) -> int:
+        """The earliest boundary at which a gather fits, from `boundary` on.
+
+        Args:
+            ordinal: of the gather.
+            boundary: where it would be launched.
+            original: where program order launches it, which always counts as fitting.
+        """
+        most = self._bound_bytes - self._brings[ordinal]
+        for index in range(original - 1, boundary - 1, -1):
+            if self._live[index] > most:
+                return index + 1
+        return boundary
+
+    def take(self, ordinal: int, boundary: int, original: int) -> None:
+        """Count a gather from `boundary` on."""
+        for index in range(boundary, original):
+            self._live[index] += self._brings[ordinal]
 
 
 def memory_floors(graph: OverlapGraph, frame: Frame, bound_bytes: int | None) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from overlap_core.costs import IDEAL
 from overlap_core.graph import NodeKind
 
-from .memory import memory_floors
+from .memory import PeakRoom, memory_floors
 from .plan import GatherPlacement, Plan, Verdict
 from .timeline import network_share_ns
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from overlap_core.skeleton import Skeleton
 
     from .frame import Frame
+    from .memory import PeakBound
     from .timeline import Coalesced
 
 __all__ = ["align", "contention_of", "propose"]
@@ -69,6 +70,7 @@ def propose(
     calls: Sequence[Coalesced] = (),
     machine: Machine = IDEAL,
     bound_bytes: int | None = None,
+    peak: PeakBound | None = None,
 ) -> Plan:
     """The placements that this rank would choose alone.
 
@@ -79,6 +81,7 @@ def propose(
         calls: the coalesced calls of the frame.
         machine: what the host costs, and how much compute slows gathers.
         bound_bytes: most bytes of gathered weights in flight; None: as configured, if at all.
+        peak: most bytes allocated at once; None: not bounded.
 
     Returns:
         A plan with `floor <= boundary <= original` for each gather and boundaries that never
@@ -91,6 +94,7 @@ def propose(
     if bound_bytes is None:
         bound_bytes = config.max_in_flight_bytes
     memory = memory_floors(graph, frame, bound_bytes)
+    room = None if peak is None else PeakRoom(graph, frame, peak)
     boundary_after = len(frame.base)
     start = sys.maxsize
     """When the gather behind is due: all share the network, so two at once gain nothing."""
@@ -115,6 +119,13 @@ def propose(
         oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
         start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
         boundary = max(min(boundary, ceiling), min(floor, original))
+        if room is not None:
+            fits = room.floor(ordinal, boundary, original)
+            if fits > boundary:
+                floor, limit = fits, Verdict.MEMORY_LIMITED
+                start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
+                boundary = max(min(boundary, ceiling), min(floor, original))
+            room.take(ordinal, boundary, original)
         is_hidden = start >= axis.room[boundary]
         start = max(start, axis.room[boundary])
         boundary_after = boundary

@@ -102,6 +102,7 @@ def test_on_a_cpu_the_host_is_never_late(real_world: None) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_a_machine_with_a_gpu_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
     run = MachineProbes.run
