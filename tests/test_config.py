@@ -18,6 +18,7 @@ from overlap_core.errors import ConfigError
         ({"contention": float("nan")}, r"contention=nan\): expected a number"),
         ({"slack_ns": -1}, r"slack_ns=-1\): expected a number of at least 0"),
         ({"slack_ns": True}, r"slack_ns=True\): expected a number"),
+        ({"max_peak_growth": -0.1}, r"max_peak_growth=-0.1\): expected a number of at least 0"),
         ({"max_in_flight_bytes": 0}, r"max_in_flight_bytes=0\): expected a number of at least 1"),
         ({"deadline_s": "5"}, r"deadline_s='5'\): expected a number"),
         ({"enabled": 1}, r"enabled=1\): expected True or False"),

@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, OverlapGraph, simulate
 from overlap_core.costs import IDEAL
+from overlap_core.host import PluginHost
+from overlap_core.placement import (
+    PeakBound,
+    build_frame,
+    build_memory,
+    join,
+    peak_bytes,
+    rebuild_order,
+)
 from overlap_core.ranks import Mode
+from overlap_core.simulation import simulate_views
 from overlap_core.testing import assert_legal
 from overlap_core.testing.strategies import RankSet, rank_sets
+from overlap_core.views import prepare
 
 from .oracles import (
     bytes_in_flight,
@@ -204,6 +215,34 @@ def test_bytes_in_flight_are_bounded(ranks: RankSet, bound: int) -> None:
         largest = max((graph.nodes[graph.index[g]].nbytes or 0 for g in gathers), default=0)
         allowed = max(bound, largest, bytes_in_flight(graph, names(graph), gathers))
         assert bytes_in_flight(graph, outcome.order, gathers) <= allowed
+
+
+@given(rank_sets(), st.integers(0, 4_000), st.booleans())
+def test_the_peak_of_memory_is_bounded(ranks: RankSet, growth: int, together: bool) -> None:
+    """No order needs more than the bound, or than its calls where program order has them."""
+    config = OverlapConfig(coalesce=1_000 if together else "off")
+    host = PluginHost.discover(config)
+    views = []
+    for graph in ranks.graphs:
+        view = prepare(graph, config, host)
+        memory = build_memory(graph)
+        nbytes = peak_bytes(graph, range(len(graph.nodes)), memory) + growth
+        peak = PeakBound(memory=memory, nbytes=nbytes, growth_bytes=growth)
+        views.append(evolve(view, peak=peak))
+    for view, outcome in zip(views, simulate_views(views), strict=True):
+        assert view.peak is not None
+        order = outcome.positions
+        event(f"mode {outcome.mode}, {'moved' if outcome.hoisted else 'nothing moved'}")
+        if view.skeleton is None or any("restored" in note for note in outcome.notes):
+            continue
+        numbers = {group.launch: n for n, group in enumerate(view.skeleton.gathers)}
+        labels = list(range(len(numbers)))
+        for call in outcome.coalesced:
+            for launch in call.launches:
+                labels[numbers[launch]] = numbers[call.launches[0]]
+        frame = build_frame(view.graph, view.skeleton, join(view.skeleton.gathers, labels))
+        still = peak_bytes(view.graph, rebuild_order(frame, frame.originals))
+        assert peak_bytes(view.graph, order) <= max(view.peak.nbytes, still)
 
 
 @given(rank_sets(), st.randoms(use_true_random=False))

@@ -117,6 +117,18 @@ def test_every_graph_comes_back(graph: OverlapGraph) -> None:
     assert graph_from_json(graph_to_json(loaded)) == loaded
 
 
+@pytest.mark.parametrize("nbytes", [None, 0, 10**12])
+def test_bytes_of_inputs_come_back_and_are_left_out_where_unknown(
+    tmp_path: Path, nbytes: int | None
+) -> None:
+    graph = OverlapGraph(nodes=(), input_bytes=nbytes)
+    graph.save(tmp_path / "graph.json")
+    assert ("input_bytes" in json.loads((tmp_path / "graph.json").read_text())) == (
+        nbytes is not None
+    )
+    assert OverlapGraph.load(tmp_path / "graph.json") == graph
+
+
 def test_optional_keys_may_be_left_out_or_null() -> None:
     full = graph_from_json(EXAMPLE)
     assert graph_from_json(example(nodes__2__cost_ns=None)).nodes[2].cost_ns is None

@@ -44,6 +44,7 @@ def test_a_gather_its_wait_and_a_matmul(capture: Any, gather: Any, x: torch.Tens
     assert found.node("wait_tensor").kind is NodeKind.WAIT
     assert found.node("mm").kind is NodeKind.COMPUTE
     assert (found.graph.rank, found.graph.world_size) == (1, 4)
+    assert found.graph.input_bytes == (16 * 32 + 8 * 32) * 4
     [group] = skeleton_of(found.graph).gathers
     assert [found.graph.nodes[p].name for p in group.members] == [launch.name]
 

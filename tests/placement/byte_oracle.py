@@ -70,14 +70,24 @@ def _origins(graph: OverlapGraph) -> tuple[list[set[str]], set[str]]:
 
 
 def live_by_looking(graph: OverlapGraph, order: Sequence[int]) -> tuple[int, ...]:
-    """Bytes alive while each node runs: made before or here, needed here or later."""
+    """Bytes alive while each node runs: made before or here, needed here or later.
+
+    A generated kernel that makes one buffer writes it over one of the same size that ends there.
+    """
     needs, kept = _origins(graph)
     found = []
-    for place in range(len(order)):
-        before = set().union(*(needs[position] for position in order[: place + 1]))
-        later = set().union(*(needs[position] for position in order[place:]))
-        alive = before & (later | kept)
-        found.append(sum(own_bytes(graph, graph.nodes[graph.index[name]]) for name in alive))
+    for place, position in enumerate(order):
+        sooner = set().union(*(needs[p] for p in order[:place]))
+        before = sooner | needs[position]
+        afterwards = set().union(*(needs[p] for p in order[place + 1 :])) | kept
+        alive = before & (needs[position] | afterwards)
+        node = graph.nodes[position]
+        sizes = {name: own_bytes(graph, graph.nodes[graph.index[name]]) for name in alive}
+        if node.op in ("fused", "ComputedBuffer") and node.name not in sooner:
+            ending = (needs[position] & sooner) - afterwards
+            if any(sizes[name] == sizes.get(node.name) for name in ending):
+                del sizes[node.name]
+        found.append(sum(sizes.values()))
     return tuple(found)
 
 

@@ -10,11 +10,13 @@ from attrs import evolve
 from overlap_core import Node, OverlapConfig
 from overlap_core.costs import resolve_costs
 from overlap_core.placement import (
+    PeakBound,
     Plan,
     TimelineModel,
     Verdict,
     align,
     build_frame,
+    build_memory,
     propose,
     rebuild_order,
 )
@@ -30,13 +32,22 @@ EXACT = OverlapConfig(contention=1, slack_ns=0)
 class Placed:
     """What one rank proposes for a few nodes, and what it is predicted to take."""
 
-    def __init__(self, *nodes: Node, config: OverlapConfig = EXACT, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        *nodes: Node,
+        config: OverlapConfig = EXACT,
+        pinned: bool = False,
+        peak_bytes: int | None = None,
+    ) -> None:
         graph = graph_of(*nodes)
+        peak = None
+        if peak_bytes is not None:
+            peak = PeakBound(memory=build_memory(graph), nbytes=peak_bytes, growth_bytes=0)
         skeleton = skeleton_of(graph)
         costs = resolve_costs(graph, lambda request: None)
         frame = build_frame(graph, skeleton)
         self.frame = frame
-        self.plan = propose(graph, skeleton, frame, costs, config, pinned=pinned)
+        self.plan = propose(graph, skeleton, frame, costs, config, pinned=pinned, peak=peak)
         order = rebuild_order(frame, [p.boundary for p in self.plan.placements])
         self.order = " ".join(nodes[p].name for p in order)
         model = TimelineModel(graph, skeleton, costs)
@@ -215,6 +226,37 @@ def test_memory_in_flight_holds_a_gather_back_until_the_one_before_is_used() -> 
     assert Placed(*nodes, config=evolve(EXACT, max_in_flight_bytes=1)).order == bound.order
     unknown = [evolve(n, nbytes=None) for n in nodes]
     assert Placed(*unknown, config=evolve(EXACT, max_in_flight_bytes=1)).order == free.order
+
+
+def test_a_gather_is_held_where_it_would_raise_the_peak_of_memory() -> None:
+    """What b makes and c reads takes 40 bytes, the gather 10."""
+    nodes = (
+        mm("a", ns=1_000),
+        evolve(mm("b", "a"), sizes=((10,),), dtypes=("float32",)),
+        mm("c", "b", ns=60),
+        mm("d", ns=10),
+        gather("g"),
+        wait("g"),
+        mm("e", "w.g"),
+    )
+    assert Placed(*nodes).order == "a g b c d w.g e"
+    assert Placed(*nodes, peak_bytes=50).order == "a g b c d w.g e"
+    for nbytes in (49, 40):
+        held = Placed(*nodes, peak_bytes=nbytes)
+        assert held.order == "a b c g d w.g e"
+        assert held.verdicts == {"g": Verdict.MEMORY_LIMITED}
+        assert held.exposed_ns == {"g": 90}
+    # What program order allocates cannot be less.
+    assert Placed(*nodes, peak_bytes=9).order == "a b c d g w.g e"
+
+
+def test_gathers_that_are_in_flight_together_count_together() -> None:
+    nodes = (mm("a", ns=150), gather("g"), gather("h"), wait("g"), mm("b", "w.g", ns=10))
+    nodes = (*nodes, wait("h"), mm("c", "w.h"))
+    assert Placed(*nodes).order == "g h a w.g b w.h c"
+    # In program order both are allocated at once too, but not while a runs.
+    assert Placed(*nodes, peak_bytes=20).order == "g h a w.g b w.h c"
+    assert Placed(*nodes, peak_bytes=19).order == "a g h w.g b w.h c"
 
 
 def test_pinned_stays_behind_the_communication_that_it_follows() -> None:

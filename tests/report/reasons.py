@@ -106,8 +106,18 @@ def held_by_memory(nbytes: int, bound: int | None) -> list[str]:
     return texts(simulate_views([hosted(graph_of(*nodes), config)]))
 
 
+def held_by_the_peak() -> list[str]:
+    """Gathers that fit beside each other, but not beside what the compute before them needs."""
+    large = mm("large", ns=50, sizes=((1 << 28,),), dtypes=("float32",))
+    end = mm("end", "large", ns=50)
+    nodes = [large, end, *layers(2, ns=300, nbytes=40 << 20)]
+    graph = evolve(graph_of(*nodes), input_bytes=0)
+    config = evolve(EXACT, max_peak_growth=0)
+    return texts(simulate_views([hosted(graph, config)]))
+
+
 def memory() -> list[str]:
-    return [*held_by_memory(10, 19), *held_by_memory(1 << 30, None)]
+    return [*held_by_memory(10, 19), *held_by_memory(1 << 30, None), *held_by_the_peak()]
 
 
 def in_calls() -> list[str]:

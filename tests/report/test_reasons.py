@@ -80,6 +80,7 @@ def test_reasons_of_memory_are_for_people(said: list[str]) -> None:
     assert held == {
         "held by memory: 20 B would be in flight of 19 B allowed (max_in_flight_bytes)",
         "held by memory: 3 GiB would be in flight of 2 GiB allowed (twice the largest region)",
+        "held by memory: the peak would grow by more than 32 MiB (max_peak_growth)",
     }
 
 
