@@ -20,7 +20,6 @@ from .placement import (
     align,
     bound_peak,
     build_frame,
-    build_memory,
     calls_of,
     contention_of,
     join,
@@ -43,7 +42,7 @@ from .skeleton import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .config import OverlapConfig
     from .costs import Cost, CostRequest, Machine
@@ -67,6 +66,7 @@ __all__ = [
     "with_costs",
     "with_early_launches",
     "with_late_waits",
+    "with_workspaces",
 ]
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,6 @@ def prepare(
     )
     if fault:
         return view
-    growth = config.max_peak_growth
     try:
         skeleton, costs = host.bounded(
             lambda: (
@@ -174,7 +173,7 @@ def prepare(
             requests=() if requests is None else tuple(requests),
             frame=build_frame(graph, skeleton),
             model=TimelineModel(graph, skeleton, costs),
-            peak=None if growth is None else bound_peak(graph, growth),
+            peak=bound_peak(graph, config.max_peak_growth),
             vote=evolve(
                 vote,
                 fingerprint=fingerprint(graph),
@@ -194,6 +193,18 @@ def with_costs(view: RankView, costs: tuple[Cost, ...], machine: Machine) -> Ran
     assert view.skeleton is not None
     model = TimelineModel(view.graph, view.skeleton, costs, machine)
     return evolve(view, costs=costs, machine=machine, model=model)
+
+
+def with_workspaces(view: RankView, nbytes: Mapping[int, int]) -> RankView:
+    """The view with bytes that nodes allocate, beside what they make, while they run.
+
+    Args:
+        nbytes: by position.
+    """
+    if view.peak is None or not nbytes:
+        return view
+    memory = view.peak.memory.with_workspaces(nbytes)
+    return evolve(view, peak=bound_peak(view.graph, view.config.max_peak_growth, memory))
 
 
 def coalesced(view: RankView, labels: Sequence[int], region_bytes: int = 0) -> RankView:
@@ -233,7 +244,7 @@ def reordered(view: RankView, order: tuple[int, ...]) -> RankView:
         requests=tuple(view.requests[p] for p in order) if view.requests else (),
         frame=build_frame(graph, skeleton),
         model=TimelineModel(graph, skeleton, costs, view.machine),
-        peak=None if view.peak is None else evolve(view.peak, memory=build_memory(graph)),
+        peak=view.peak and evolve(view.peak, memory=view.peak.memory.in_order(order)),
         vote=evolve(
             view.vote,
             fingerprint=fingerprint(graph),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["SilentCollectives"]
 
@@ -29,6 +30,7 @@ class SilentCollectives(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[str] = []
+        self.allocated = Allocations()
 
     def __torch_dispatch__(
         self,
@@ -38,13 +40,14 @@ class SilentCollectives(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        self.allocated.keep_apart(_tensors((args, kwargs)))
         if func.namespace in _FUNCTIONAL:
-            return self._functional(func, args, kwargs)
+            return self.allocated.add(self._functional(func, args, kwargs))
         if func.namespace == "c10d":
             self.issued.append(str(func))
             return _c10d_result(func, args)
         if func.namespace in _TRANSPARENT:
-            return func(*args, **kwargs)
+            return self.allocated.add(func(*args, **kwargs))
         # A mode is off inside of itself. Go on below it, so that an op written in Python that
         # communicates through torch.distributed is heard as well.
         device = next((t.device.type for t in _tensors((args, kwargs))), "cpu")
@@ -65,6 +68,61 @@ class SilentCollectives(TorchDispatchMode):
         meta = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
         shaped = func(*meta[0], **meta[1])
         return tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device=device), shaped)
+
+
+class Allocations:
+    """Bytes behind the tensors that ops return, as long as these live."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._live_bytes = 0
+        self._users: dict[int, int] = {}
+        """Living tensors by the storage that they share."""
+        self._foreign: set[int] = set()
+
+    def keep_apart(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Leave out storages that come from elsewhere, also where an op returns views of them."""
+        self._foreign.update(
+            storage
+            for tensor in tensors
+            for storage, _ in _storage(tensor)
+            if storage not in self._users
+        )
+
+    def add(self, result: Any) -> Any:
+        """Count what an op returned, from now until it is gone."""
+        for tensor in _tensors(result):
+            for storage, nbytes in _storage(tensor):
+                if storage in self._foreign:
+                    continue
+                if storage not in self._users:
+                    self._users[storage] = 0
+                    self._live_bytes += nbytes
+                self._users[storage] += 1
+                weakref.finalize(tensor, self._remove, storage, nbytes)
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        return result
+
+    def _remove(self, storage: int, nbytes: int) -> None:
+        self._users[storage] -= 1
+        if not self._users[storage]:
+            del self._users[storage]
+            self._live_bytes -= nbytes
+
+    def beside(self, result: Any) -> int:
+        """The most bytes at once, without those that a result holds."""
+        held = dict(part for tensor in _tensors(result) for part in _storage(tensor))
+        counted = (nbytes for storage, nbytes in held.items() if storage in self._users)
+        return max(0, self.peak_bytes - sum(counted))
+
+
+def _storage(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """What names a tensor's storage and its bytes; nothing for tensors that have none."""
+    try:
+        storage = tensor.untyped_storage()
+        return [(storage._cdata, storage.nbytes())]
+    except (NotImplementedError, RuntimeError):
+        return []
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

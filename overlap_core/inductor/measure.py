@@ -59,6 +59,9 @@ _LOAD_CALLS = 150
 _OPAQUE_PROBES = 4
 """Silent opaque ops whose host time is looked at; each takes one load."""
 
+_workspaces: dict[str, int] = {}
+"""What ops allocate beside their outputs, as seen in this process."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -193,7 +196,9 @@ class DeviceMeasurer:
         with self._measuring("communication"):
             args, kwargs = self._arguments(item)
             with SilentCollectives() as silent:
-                item.call(*args, **kwargs)
+                result = item.call(*args, **kwargs)
+            _workspaces[key] = silent.allocated.beside(result)
+            del result
             if request.kind == NodeKind.OPAQUE:
                 with SilentCollectives():
                     self._parts[key] = self._time(item, args, kwargs)
@@ -207,6 +212,9 @@ class DeviceMeasurer:
 
     def refused(self) -> Mapping[str, str]:
         return self._refused
+
+    def workspace_bytes(self, key: str) -> int:
+        return _workspaces.get(key, 0)
 
     def compute_part_ns(self, key: str) -> int | None:
         return self._parts.get(key)

@@ -1,7 +1,7 @@
 """Memory along an order: when buffers come and go, and how many bytes of gathers are in flight.
 
 A model of what the nodes themselves allocate. Left out: what the caller holds anyway, workspaces
-and rounding by the allocator. Sizes that are unknown count as nothing.
+that nobody measured and rounding by the allocator. Sizes that are unknown count as nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from overlap_core.costs import dtype_bytes
 from overlap_core.graph import NodeKind, find_waits
@@ -52,6 +52,25 @@ class Memory:
     """Memory that the caller gets, alive to the end."""
     generated: frozenset[int] = frozenset()
     """Positions of kernels that may write their output over an input."""
+
+    def in_order(self, order: Sequence[int]) -> Memory:
+        """The same for nodes that are numbered by their places in an order."""
+        return evolve(
+            self,
+            touches=tuple(self.touches[position] for position in order),
+            generated=frozenset(
+                place for place, position in enumerate(order) if position in self.generated
+            ),
+        )
+
+    def with_workspaces(self, workspaces: Mapping[int, int]) -> Memory:
+        """The same with bytes that nodes need while they run and at no other time, by position."""
+        nbytes, touches = dict(self.nbytes), list(self.touches)
+        for position, needed in workspaces.items():
+            owner = f"workspace of {position}"
+            nbytes[owner] = needed
+            touches[position] = (*touches[position], owner)
+        return evolve(self, nbytes=nbytes, touches=tuple(touches))
 
     def node_bytes(self, position: int) -> int:
         """Bytes that exist while a node runs because of it: what it makes, reads and changes."""

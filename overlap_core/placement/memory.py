@@ -34,15 +34,22 @@ class PeakBound:
     """By how much that is more than in program order."""
 
 
-def bound_peak(graph: OverlapGraph, growth: float) -> PeakBound | None:
+def bound_peak(
+    graph: OverlapGraph, growth: float | None, memory: Memory | None = None
+) -> PeakBound | None:
     """Let the peak of memory grow by a share of what it is in program order, inputs included.
 
+    Args:
+        graph: of one rank.
+        growth: the share; None: no bound.
+        memory: of the graph, if more is known than the graph says.
+
     Returns:
-        None where the bytes of the inputs are not known.
+        None where there is no bound, or the bytes of the inputs are not known.
     """
-    if graph.input_bytes is None:
+    if growth is None or graph.input_bytes is None:
         return None
-    memory = build_memory(graph)
+    memory = build_memory(graph) if memory is None else memory
     peak = peak_bytes(graph, range(len(graph.nodes)), memory)
     growth_bytes = max(round(growth * (peak + graph.input_bytes)), _ALWAYS_ALLOWED)
     return PeakBound(memory=memory, nbytes=peak + growth_bytes, growth_bytes=growth_bytes)

@@ -75,6 +75,9 @@ class Measurer(TypingProtocol):
     def compute_part_ns(self, key: str) -> int | None:
         """Time of an opaque op with its communication left out, if it was seen."""
 
+    def workspace_bytes(self, key: str) -> int:
+        """Bytes that an opaque op allocates beside its outputs while it runs; 0: none, unknown."""
+
     def replay(self, key: str) -> int:
         """Nanoseconds of one collective, with a fixed number of calls; all ranks call it now."""
 

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.virtualized import V
 
 import overlap_core as oc
+from overlap_core import pipeline
 from overlap_core.costs import Machine
 from overlap_core.host import PluginHost
 from overlap_core.inductor.adapter import adapt
@@ -25,6 +26,7 @@ from overlap_core.pipeline import prepare
 from overlap_core.ranks import agree_on_costs, run_loopback
 from overlap_core.ranks.lockstep import agree_on_machine
 from overlap_core.registry import OpRegistry
+from overlap_core.views import RankView, with_workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,12 +112,13 @@ def test_a_machine_with_a_gpu_is_probed_once(monkeypatch: pytest.MonkeyPatch) ->
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         (_, first), (measurer, second) = probed("cuda:0", times=2)
+        offered = set(measurer.offer_probes())
     finally:
         dist.destroy_process_group()
     assert runs == ["collective", "contention/0/1048576", "kernel"]
     # Opaque ops are each graph's own.
     assert evolve(first, opaque_host_ns=0) == evolve(second, opaque_host_ns=0)
-    assert set(measurer.offer_probes()) == {*runs, "opaque"}
+    assert offered == {*runs, "opaque"}
     assert first.measured
     host = first.kernel_host_ns, first.collective_host_ns, first.wait_host_ns
     assert min(*host, first.opaque_host_ns) > 0
@@ -231,6 +234,55 @@ def test_an_op_that_hides_communication_is_treated_as_a_collective(
     assert "register_materialize_inputs('overlap_measure_tests::hidden'" in note
     warned = [r for r in caplog.records if r.levelname == "WARNING" and "hidden" in r.message]
     assert len(warned) == 1
+
+
+@torch.library.custom_op("overlap_measure_tests::roomy", mutates_args=())
+def roomy(x: torch.Tensor) -> torch.Tensor:
+    """Needs three times its input while it runs."""
+    wide = torch.cat([x, x, x])
+    dist.all_reduce(wide)
+    return wide[: len(x)].clone()
+
+
+@roomy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_an_op_allocates_while_it_runs_counts_for_the_peak(
+    real_world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[int, int]] = []
+
+    def look(view: RankView, nbytes: dict[int, int]) -> RankView:
+        assert all("roomy" in view.graph.nodes[position].op for position in nbytes)
+        found.append(nbytes)
+        return with_workspaces(view, nbytes)
+
+    monkeypatch.setattr(pipeline, "with_workspaces", look)
+    for _ in range(2):  # measured, then known from before
+        torch._dynamo.reset()
+        compile_only(lambda x, w: roomy(x) @ gather(w), torch.ones(64, 64), torch.ones(64, 64))
+    assert [list(nbytes.values()) for nbytes in found] == [[3 * 64 * 64 * 4]] * 2
+
+
+def test_allocations_are_counted_once_and_as_long_as_they_live() -> None:
+    x = torch.ones(100)
+    with SilentCollectives() as silent:
+        first = x + 1  # 400 bytes
+        both = torch.cat([first, first.view(10, 10).flatten()])  # 800
+        del first
+        both.add_(1)
+        kept = both[:50].clone()  # 200
+        view = x[1:]
+    assert silent.allocated.peak_bytes == 1200
+    assert silent.allocated.beside((kept, view)) == 1000
+    assert silent.allocated.beside((both, kept)) == 200
+    del both
+    with silent:
+        again = torch.zeros(200)
+    assert silent.allocated.peak_bytes == 1200
+    assert len(again) == 200
 
 
 def test_a_late_registration_is_said(real_world: None, caplog: pytest.LogCaptureFixture) -> None:

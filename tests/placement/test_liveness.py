@@ -10,6 +10,7 @@ from hypothesis import given
 
 from overlap_core import Node, NodeKind
 from overlap_core.placement.liveness import (
+    build_memory,
     in_flight_bytes,
     live_bytes,
     peak_bytes,
@@ -171,6 +172,15 @@ def test_a_fused_kernel_writes_over_one_input_for_each_output() -> None:
     nodes = (sized(mm("a"), 100), sized(mm("b"), 100), fused, sized(mm("c", "f", "f1", "f2"), 4))
     assert live(*nodes) == (100, 200, 240, 244)
     assert live(*nodes, outputs=("b",)) == (100, 200, 340, 344)
+
+
+def test_workspaces_are_there_while_their_node_runs() -> None:
+    graph = graph_of(sized(mm("a"), 100), sized(mm("b"), 40), sized(mm("c", "a"), 8))
+    memory = build_memory(graph).with_workspaces({1: 1_000})
+    assert live_bytes(graph, (0, 1, 2), memory) == (100, 1_140, 108)
+    assert live_bytes(graph, (1, 0, 2), memory) == (1_040, 100, 108)
+    swapped = evolve(graph, nodes=tuple(graph.nodes[p] for p in (1, 0, 2)))
+    assert live_bytes(swapped, (0, 1, 2), memory.in_order((1, 0, 2))) == (1_040, 100, 108)
 
 
 def test_the_peak_depends_on_the_order() -> None:

@@ -66,6 +66,9 @@ class Bench:
     def refused(self) -> Mapping[str, str]:
         return {}
 
+    def workspace_bytes(self, key: str) -> int:
+        return 0
+
     def compute_part_ns(self, key: str) -> int | None:
         return self.issuing[key] // 2
 
