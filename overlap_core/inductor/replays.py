@@ -33,7 +33,7 @@ def replay_item(snode: Any, sizes: SizeReader) -> ReplayItem:
     if isinstance(inner, ir.FallbackKernel):
         args, kwargs = inner.unflatten_args(inner.inputs, inner.constant_args)
     elif isinstance(inner, ir.ScatterFallback):
-        args, kwargs = _scatter_arguments(inner)
+        args, kwargs = _scatter_arguments(inner, overload)
     else:
         args, kwargs = [*inner.inputs, *inner.constant_args], inner.kwargs
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
@@ -55,11 +55,13 @@ def replay_item(snode: Any, sizes: SizeReader) -> ReplayItem:
     )
 
 
-def _scatter_arguments(inner: ir.ScatterFallback) -> tuple[list[Any], dict[str, Any]]:
+def _scatter_arguments(
+    inner: ir.ScatterFallback, overload: torch._ops.OpOverload
+) -> tuple[list[Any], dict[str, Any]]:
     """In the order of the op: the node keeps what is no tensor apart, for two ops at once."""
     target, *tensors = inner.inputs
     dim, *numbers = inner.constant_args
-    known = {argument.name for argument in inner.op_overload._schema.arguments}
+    known = {argument.name for argument in overload._schema.arguments}
     kwargs = {
         key: value for key, value in inner.kwargs.items() if key in known and value is not None
     }
