@@ -75,7 +75,16 @@ def test_the_page_of_the_policy_has_every_attribute_of_a_placement() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["coalesce", "contention", "costs", "max_in_flight_bytes", "mode_ladder", "slack_ns"]
+    "name",
+    [
+        "coalesce",
+        "contention",
+        "costs",
+        "max_in_flight_bytes",
+        "max_peak_growth",
+        "mode_ladder",
+        "slack_ns",
+    ],
 )
 def test_the_readme_has_the_default_of_an_option(name: str) -> None:
     text = (REPO_ROOT / "README.md").read_text(encoding="utf-8")
