@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from attrs import frozen
 
 if TYPE_CHECKING:
@@ -302,3 +305,32 @@ def test_progress_on_a_terminal_and_elsewhere(
     assert "halfway" in animated
     progress.Report(quiet=True).say("not from the second rank")
     assert capsys.readouterr().out == ""
+
+
+def test_clock_and_power_are_what_the_program_says_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks_of = import_module("steptime.clocks").Clocks
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" > {tmp_path}/arguments\n'
+        "echo '1980, 400.5'; echo '[N/A], 1'; echo '1500, 700'; echo '1200, 650'\n"
+        "sleep 60\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid="1-2"))
+    start = time.perf_counter()
+    with clocks_of(torch.device("cuda:0")) as clocks:
+        reading = None
+        while reading is None or reading.watts != 650:  # the median once all lines were read
+            assert time.perf_counter() - start < 30
+            time.sleep(0.05)
+            reading = clocks.between(start, time.perf_counter())
+    assert (reading.sm_mhz, reading.watts) == (1500, 650)
+    assert clocks.between(0, start) is None
+    assert "--id=GPU-1-2" in (tmp_path / "arguments").read_text()
+    for device, wanted in (("cuda:0", False), ("cpu", True)):
+        with clocks_of(torch.device(device), wanted=wanted) as clocks:
+            assert clocks.between(start, time.perf_counter()) is None

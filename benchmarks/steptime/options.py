@@ -35,6 +35,7 @@ def read_options(description: str) -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="rounds, in alternation between contenders")
     add("--steps", type=int, default=20, help="steps of one round, each way")
     add("--cold", action="store_true", help="kernel caches of its own for each contender")
+    add("--clocks", action="store_true", help="read clock and power of rank 0's GPU meanwhile")
     add("--profile", action="store_true", help="then profile 3 steps of each contender")
     add("--profile-host", action="store_true", help="also record the host's operators")
     add("--profile-synchronized", action="store_true", help="wait after each profiled step")

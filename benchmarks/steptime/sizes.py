@@ -14,6 +14,7 @@ import torch
 import overlap_core
 from overlap_core.inductor.job import forget_job
 
+from .clocks import Clocks
 from .contenders import Contender, Models, SkippedError
 from .dumps import describe, dump
 from .ranks import first_line, gated_compiles
@@ -228,6 +229,10 @@ class _OneSize:
 
     def _rounds(self) -> None:
         """Time all contenders in each round; the order rotates."""
+        with Clocks(self.device, wanted=self.options.clocks) as clocks:
+            self._take_turns(clocks)
+
+    def _take_turns(self, clocks: Clocks) -> None:
         control, options, title = self.control, self.options, self.workload.title
         for number in range(options.repeats if self.runs else 0):
             if number and not control.enough_time(_ROUND_SHARE):
@@ -239,7 +244,7 @@ class _OneSize:
             for label in (*order[turn:], *order[:turn]):
                 control.report.working_on(f"{words}, {label}")
                 result = self.results[label]
-                one = time_round(self.runs[label], options.steps, self.device, control)
+                one = time_round(self.runs[label], options.steps, self.device, control, clocks)
                 result.rounds.append(one)
                 result.summary = summarize(result.rounds)
                 self._write("round", contender=label, round=one)

@@ -13,6 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .clocks import Clocks
     from .ranks import Control
 
 __all__ = ["Round", "Summary", "peak_bytes", "summarize", "synchronize", "time_round"]
@@ -32,6 +33,9 @@ class Round:
     """Median of steps after each of which the host waited."""
     host_ms: float
     """Median time until such a step's call returned: the host's own work, if it runs ahead."""
+    sm_mhz: float | None = None
+    """Clock of this rank's GPU in the run without synchronization; None: not read."""
+    watts: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +49,8 @@ class Summary:
     synchronized_spread_ms: float
     issue_ms: float
     host_ms: float
+    sm_mhz: float | None = None
+    watts: float | None = None
 
 
 def synchronize(device: torch.device) -> None:
@@ -54,7 +60,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def time_round(
-    run: Callable[[], object], steps: int, device: torch.device, control: Control, warm: int = 2
+    run: Callable[[], object],
+    steps: int,
+    device: torch.device,
+    control: Control,
+    clocks: Clocks | None = None,
+    warm: int = 2,
 ) -> Round:
     """Time a contender both ways, all ranks together."""
     collecting = gc.isenabled()
@@ -65,7 +76,9 @@ def time_round(
             run()
         synchronize(device)
         control.barrier()
+        start = time.perf_counter()
         device_ms, wall_ms, issue_ms = _back_to_back(run, steps, device)
+        reading = None if clocks is None else clocks.between(start, time.perf_counter())
         control.barrier()
         step_ms, host_ms = _synchronized(run, steps, device)
     finally:
@@ -78,6 +91,8 @@ def time_round(
         issue_ms=slowest[2],
         synchronized_ms=statistics.median(slowest[4:]),
         host_ms=slowest[3],
+        sm_mhz=None if reading is None else reading.sm_mhz,
+        watts=None if reading is None else reading.watts,
     )
 
 
@@ -124,6 +139,10 @@ def summarize(rounds: Sequence[Round]) -> Summary:
     def spread(name: str) -> float:
         return max(column(name)) - min(column(name))
 
+    def median_if_any(name: str) -> float | None:
+        found = [value for one in rounds if (value := getattr(one, name)) is not None]
+        return statistics.median(found) if found else None
+
     return Summary(
         rounds=len(rounds),
         back_to_back_ms=statistics.median(column("back_to_back_ms")),
@@ -132,6 +151,8 @@ def summarize(rounds: Sequence[Round]) -> Summary:
         synchronized_spread_ms=spread("synchronized_ms"),
         issue_ms=statistics.median(column("issue_ms")),
         host_ms=statistics.median(column("host_ms")),
+        sm_mhz=median_if_any("sm_mhz"),
+        watts=median_if_any("watts"),
     )
 
 
