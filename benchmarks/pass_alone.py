@@ -87,6 +87,7 @@ def make_graph(n_nodes: int, n_gathers: int, dynamic: bool = True) -> OverlapGra
         inputs=tuple(inputs),
         outputs=(last,),
         symbols={"s0": 2048, "s1": 2048},
+        input_bytes=4096 * 3072 * 2 + n_gathers * 3072 * 3072,
     )
 
 
@@ -99,6 +100,7 @@ def run_once(graph: OverlapGraph, config: OverlapConfig, host: PluginHost) -> fl
         inputs=graph.inputs,
         outputs=graph.outputs,
         symbols=graph.symbols,
+        input_bytes=graph.input_bytes,
     )
     gc.collect()
     start = time.perf_counter()

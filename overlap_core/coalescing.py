@@ -91,11 +91,12 @@ def choose_labels(view: RankView) -> Choice:
     if view.peak is None or free.peak_bytes <= view.peak.nbytes:
         return Choice(labels=free.labels, region_bytes=partitions[free.labels])
     best = _best(view, partitions, memory)
-    grown = bytes_in_words(view.peak.growth_bytes)
-    note = (
-        f"memory: the step is predicted to take {(best.ns - free.ns) / 1000:.0f} µs less with "
-        f"other calls, but the peak would grow by more than {grown} (max_peak_growth)"
-    )
+    grown, note = bytes_in_words(view.peak.growth_bytes), ""
+    if best.labels != free.labels:
+        note = (
+            f"memory: the step is predicted to take {max(0, best.ns - free.ns) / 1000:.0f} µs less "
+            f"with other calls, but the peak would grow by more than {grown} (max_peak_growth)"
+        )
     return Choice(labels=best.labels, region_bytes=partitions[best.labels], note=note)
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from .coalescing import choose_labels, decode_labels, encode_labels
-from .costs import apply_measurements, request_digest
+from .costs import apply_measurements
 from .errors import DeadlineError
-from .graph import NodeKind
 from .placement import Plan, alone, rebuild_order, settle, stand_still
 from .ranks import (
     Commitment,
@@ -227,13 +226,7 @@ class _Side:
         table = yield from agree_on_costs(self.measurer, self.index)
         machine = yield from agree_on_machine(self.measurer, self.index)
         view = with_costs(view, apply_measurements(view.costs, view.requests, table), machine)
-        workspaces = {
-            position: nbytes
-            for position, request in enumerate(view.requests)
-            if request is not None and request.kind == NodeKind.OPAQUE
-            if (nbytes := self.measurer.workspace_bytes(request_digest(request)))
-        }
-        self.view = with_workspaces(view, workspaces)
+        self.view = with_workspaces(view, self.measurer.workspace_bytes)
 
     def coalesce(self) -> Protocol[None]:
         """Agree on which gathers become one call; ranks that share no skeleton coalesce nothing.

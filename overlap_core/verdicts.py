@@ -8,7 +8,7 @@ from ._words import bytes_apart_in_words, bytes_in_words, counted
 from .graph import first_violation
 from .outcome import GatherOutcome, RankOutcome
 from .placement import Verdict
-from .placement.memory import bytes_if_earlier, memory_floors
+from .placement.memory import bytes_if_earlier
 from .ranks import Mode
 
 if TYPE_CHECKING:
@@ -37,18 +37,25 @@ def describe_outcome(
     try:
         return describe_gathers(view, scope, votes, decision, plan, order, committed=committed)
     except Exception as error:
+        skeleton = view.skeleton
+        issuing = () if skeleton is None else frozenset(skeleton.positions)
         return RankOutcome(
             rank=view.graph.rank,
             scope=scope,
             mode=decision.mode,
             why=decision.why,
             order=tuple(view.graph.nodes[position].name for position in order),
-            collectives=(),
+            collectives=tuple(view.graph.nodes[p].name for p in order if p in issuing),
             gathers=(),
             legal=True,
             committed=committed,
             votes=votes,
+            skeleton=() if skeleton is None else skeleton.entries,
+            fingerprint=view.vote.fingerprint,
             graph=view.graph,
+            costs=view.costs,
+            requests=view.requests,
+            machine=view.machine,
             coalesced=view.calls,
             notes=(f"the outcome could not be described: {type(error).__name__}: {error}",),
         )
@@ -156,12 +163,10 @@ def _crowds(view: RankView, plan: Plan) -> dict[int, str]:
     given = view.config.max_in_flight_bytes is not None
     whence = "max_in_flight_bytes" if given else "twice the largest region"
     crowds = {}
-    assert view.frame is not None
-    floors = memory_floors(view.graph, view.frame, bound_bytes)
-    for placement, nbytes, floor in zip(
-        plan.placements, bytes_if_earlier(sizes, bound_bytes), floors, strict=True
+    for placement, nbytes in zip(
+        plan.placements, bytes_if_earlier(sizes, bound_bytes), strict=True
     ):
-        if view.peak is not None and placement.boundary > floor:
+        if placement.by_peak and view.peak is not None:
             grown = bytes_in_words(view.peak.growth_bytes)
             crowds[placement.ordinal] = (
                 f"held by memory: the peak would grow by more than {grown} (max_peak_growth)"

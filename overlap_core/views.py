@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ._words import bytes_in_words, counted
-from .costs import IDEAL, resolve_costs
+from .costs import IDEAL, request_digest, resolve_costs
 from .errors import IllegalOrderError
-from .graph import first_violation
+from .graph import NodeKind, first_violation
 from .placement import (
     REGION_BYTES,
     TimelineModel,
@@ -42,7 +42,7 @@ from .skeleton import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .config import OverlapConfig
     from .costs import Cost, CostRequest, Machine
@@ -195,12 +195,18 @@ def with_costs(view: RankView, costs: tuple[Cost, ...], machine: Machine) -> Ran
     return evolve(view, costs=costs, machine=machine, model=model)
 
 
-def with_workspaces(view: RankView, nbytes: Mapping[int, int]) -> RankView:
-    """The view with bytes that nodes allocate, beside what they make, while they run.
+def with_workspaces(view: RankView, workspace_bytes: Callable[[str], int]) -> RankView:
+    """The view with what opaque ops allocate, beside what they make, while they run.
 
     Args:
-        nbytes: by position.
+        workspace_bytes: of an op, by the digest of its structural key.
     """
+    nbytes = {
+        position: found
+        for position, request in enumerate(view.requests)
+        if request is not None and request.kind == NodeKind.OPAQUE
+        if (found := workspace_bytes(request_digest(request)))
+    }
     if view.peak is None or not nbytes:
         return view
     memory = view.peak.memory.with_workspaces(nbytes)

@@ -12,6 +12,7 @@ from overlap_core import OverlapConfig
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow, structure_of
 from overlap_core.host import PluginHost
+from overlap_core.placement import peak_bytes
 from overlap_core.ranks import Agreement, Mode
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.skeleton import structure_digest
@@ -115,6 +116,32 @@ def test_what_was_agreed_under_exact_costs_is_what_is_said() -> None:
     agreement = agreement_of(view, simulate_views([view])[0])
     assert agreement.lasting
     assert agreement.sequence == (0, 1)
+
+
+def test_who_follows_keeps_the_bound_on_the_peak_of_memory() -> None:
+    """Gradients of 64 MiB would be kept until their slow reductions are waited for late."""
+    mib = 1 << 20
+    nodes = [mm("start"), gather("g"), wait("g"), mm("a", "start", "w.g", ns=300)]
+    before = "a"
+    for i in range(4):
+        nodes += [
+            mm(f"a{i}", before, ns=300),
+            mm(f"d{i}", f"a{i}", sizes=((64 * mib,),), dtypes=("uint8",)),
+            reduce_scatter(f"r{i}", f"d{i}", ns=5_000, nbytes=mib),
+            wait(f"r{i}"),
+        ]
+        before = f"a{i}"
+    graph = graph_of(*nodes, outputs=(before, *(f"w.r{i}" for i in range(4))))
+    program = peak_bytes(graph, range(len(nodes)))
+    peaks = []
+    for growth in (None, 0):
+        config = evolve(EXACT, max_peak_growth=growth, max_in_flight_bytes=1 << 40)
+        views = [hosted(evolve(g, input_bytes=0), config) for g in on_ranks(graph, 2)]
+        outcome = simulate_views(views)[0]
+        followed = follow(views[0], agreement_of(views[0], outcome))
+        assert followed.committed
+        peaks.append([peak_bytes(graph, o.positions) for o in (outcome, followed)])
+    assert min(peaks[0]) > program + 32 * mib >= max(peaks[1])
 
 
 def test_a_graph_that_inductor_ordered_otherwise_is_brought_back() -> None:

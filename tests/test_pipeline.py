@@ -11,11 +11,15 @@ from attrs import evolve
 import overlap_core as oc
 from overlap_core import OverlapConfig
 from overlap_core.errors import GraphFormatError
+from overlap_core.host import PluginHost
+from overlap_core.placement import Plan
 from overlap_core.ranks import Mode, ModeDecision
 from overlap_core.simulation import simulate, simulate_views
+from overlap_core.verdicts import describe_outcome
+from overlap_core.views import prepare
 
 from .pipeline_views import EXACT, Failing, hosted, same, skewed, slower_unless_pinned, two_layers
-from .small_graphs import gather, graph_of, mm, on_ranks, opaque, wait
+from .small_graphs import gather, graph_of, mm, on_ranks, opaque, reduce_scatter, wait
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
@@ -307,6 +311,44 @@ def test_calls_are_made_by_all_ranks_though_one_fails_to_describe_them() -> None
     assert failed.committed
     assert failed.coalesced == described.coalesced
     assert failed.order == described.order
+
+
+def test_what_memory_holds_back_in_a_reordered_graph_with_calls_is_said() -> None:
+    """The plan is about calls and about reductions that left early, the graph about neither."""
+    nodes, before = [mm("start")], "start"
+    for i in range(8):
+        reads = (before, f"w.g{i}")
+        nodes += [gather(f"g{i}", ns=1_000), wait(f"g{i}"), mm(f"a{i}", *reads, ns=300)]
+        nodes += [mm(f"d{i}", f"a{i}", ns=50), mm(f"e{i}", ns=50)]
+        if i:
+            nodes += [reduce_scatter(f"r{i - 1}", f"d{i - 1}", ns=50), wait(f"r{i - 1}")]
+        before = f"a{i}"
+    graph = graph_of(*nodes, outputs=(before, *(f"w.r{i}" for i in range(7))))
+    config = evolve(EXACT, coalesce=20, max_in_flight_bytes=20)
+    host = PluginHost.discover(config)
+    views = [prepare(g, config, host, is_backward=True) for g in on_ranks(graph, 2)]
+    for outcome in simulate_views(views):
+        assert outcome.committed
+        assert len(outcome.gathers) == 8
+        assert outcome.coalesced
+        held = [g.why for g in outcome.gathers if g.verdict == "memory-limited"]
+        assert held
+        words = "held by memory: 40 B would be in flight of 20 B allowed (max_in_flight_bytes)"
+        assert all(words in why for why in held)
+
+
+def test_an_outcome_that_cannot_be_described_still_says_what_is_committed() -> None:
+    [view] = same(1)
+    order = tuple(range(len(view.graph.nodes)))
+    decision = ModeDecision(mode=Mode.SLOT, why="for a test")
+    described, whole = (
+        describe_outcome(v, (0,), (view.vote,), decision, Plan(), order, committed=True)
+        for v in (evolve(view, costs=()), view)
+    )
+    assert "could not be described" in described.notes[0]
+    assert described.collectives == whole.collectives
+    assert described.collectives
+    assert described.skeleton == whole.skeleton
 
 
 def held_by_memory(nbytes: int, bound: int | None) -> RankOutcome:

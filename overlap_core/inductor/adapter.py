@@ -140,7 +140,8 @@ def adapt(
         constants=tuple(constants),
         outputs=tuple(n for n in inductor_graph.get_output_names() if n in known),
         symbols=sizes.hints(),
-        input_bytes=sum(_held_bytes(inductor_graph.graph_inputs[name], sizes) for name in inputs),
+        # What is no tensor, such as None, has a name and is no input of the graph.
+        input_bytes=sum(_held_bytes(inductor_graph.graph_inputs.get(n), sizes) for n in inputs),
     )
     return AdaptedGraph(
         graph=graph, requests=tuple(requests), comm_buffers=comm_buffers, sizes=sizes

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["SilentCollectives"]
+__all__ = ["Allocations", "SilentCollectives"]
 
 _TRANSPARENT = frozenset({"aten", "prims", "prim"})
 _BACKENDS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
@@ -27,10 +27,11 @@ class SilentCollectives(TorchDispatchMode):
     so values mean nothing, but shapes, dtypes and the sequence of operations are the real ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocated: Allocations | None = None) -> None:
+        """Gather nothing but what is issued, or in `allocated` also what ops allocate."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[str] = []
-        self.allocated = Allocations()
+        self._allocated = allocated
 
     def __torch_dispatch__(
         self,
@@ -40,20 +41,24 @@ class SilentCollectives(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        self.allocated.keep_apart(_tensors((args, kwargs)))
+        if self._allocated is not None:
+            self._allocated.keep_apart(_tensors((args, kwargs)))
         if func.namespace in _FUNCTIONAL:
-            return self.allocated.add(self._functional(func, args, kwargs))
+            return self._counted(self._functional(func, args, kwargs))
         if func.namespace == "c10d":
             self.issued.append(str(func))
             return _c10d_result(func, args)
         if func.namespace in _TRANSPARENT:
-            return self.allocated.add(func(*args, **kwargs))
+            return self._counted(func(*args, **kwargs))
         # A mode is off inside of itself. Go on below it, so that an op written in Python that
         # communicates through torch.distributed is heard as well.
         device = next((t.device.type for t in _tensors((args, kwargs))), "cpu")
         keys = torch._C.DispatchKeySet(_BACKENDS.get(device, torch._C.DispatchKey.CPU))
         with self:
             return func.redispatch(keys, *args, **kwargs)
+
+    def _counted(self, result: Any) -> Any:
+        return result if self._allocated is None else self._allocated.add(result)
 
     def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
@@ -78,16 +83,24 @@ class Allocations:
         self._live_bytes = 0
         self._users: dict[int, int] = {}
         """Living tensors by the storage that they share."""
-        self._foreign: set[int] = set()
+        self._foreign: dict[int, set[int]] = {}
+        """Living tensors that share a storage from elsewhere; it may be another's address later."""
 
     def keep_apart(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave out storages that come from elsewhere, also where an op returns views of them."""
-        self._foreign.update(
-            storage
-            for tensor in tensors
-            for storage, _ in _storage(tensor)
-            if storage not in self._users
-        )
+        for tensor in tensors:
+            for storage, _ in _storage(tensor):
+                if storage in self._users:
+                    continue
+                known = self._foreign.setdefault(storage, set())
+                if id(tensor) not in known:
+                    known.add(id(tensor))
+                    weakref.finalize(tensor, self._forget, storage, id(tensor))
+
+    def _forget(self, storage: int, tensor: int) -> None:
+        self._foreign[storage].discard(tensor)
+        if not self._foreign[storage]:
+            del self._foreign[storage]
 
     def add(self, result: Any) -> Any:
         """Count what an op returned, from now until it is gone."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch._inductor.config as inductor_config
 from attrs import field, frozen
-from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
 from overlap_core.replay.timing import time_calls
 
@@ -24,6 +24,9 @@ __all__ = ["BUDGET_S", "Kernels", "compile_kernels"]
 BUDGET_S = 8.0
 """Seconds after which no more kernels are compiled to be timed: they are compiled once more for
 the user's own code, so a graph with many different ones would take twice as long."""
+
+_PER_WORKER = 2
+"""Kernels that are given to the pool at once, by worker."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,9 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
     pending: dict[str, tuple[Any, Any]] = {}
     if nodes:
         _await_pool(budget_s / 2)
+    running: list[concurrent.futures.Future[Any]] = []
     for key, snode in nodes.items():
+        running = _wait_for_worker(running, deadline)
         if time.monotonic() > deadline:
             missing[key] = _too_late(budget_s)
             continue
@@ -91,9 +96,9 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
                 modules[key] = module
             else:
                 pending[key] = future, module
+                running += [task] if (task := _task(future)) is not None else []
         except Exception as error:
             missing[key] = _failure(error)
-    running = [task for future, _ in pending.values() if (task := _task(future)) is not None]
     concurrent.futures.wait(running, timeout=max(0.0, deadline - time.monotonic()))
     for key, (future, module) in pending.items():
         task = _task(future)
@@ -113,6 +118,21 @@ def _await_pool(timeout_s: float) -> None:
     """Give the pool time to start, which it does in the first compile of a process."""
     with suppress(Exception):  # it is not ready, or this torch has no such call
         AsyncCompile.wait_pool_ready(timeout=timeout_s)
+
+
+def _wait_for_worker(
+    running: list[concurrent.futures.Future[Any]], deadline: float
+) -> list[concurrent.futures.Future[Any]]:
+    """Those still running, once a worker will soon be free: what is queued cannot be taken back.
+
+    The user's own kernels would stand behind it.
+    """
+    while True:
+        running = [task for task in running if not task.done()]
+        left = deadline - time.monotonic()
+        if len(running) < _PER_WORKER * get_compile_threads() or left <= 0:
+            return running
+        concurrent.futures.wait(running, left, return_when=concurrent.futures.FIRST_COMPLETED)
 
 
 def _task(future: Any) -> concurrent.futures.Future[Any] | None:

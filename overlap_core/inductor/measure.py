@@ -36,7 +36,7 @@ from overlap_core.replay.timing import (
 from .bandwidth import calibrate
 from .eager import eager_world
 from .groups import GroupResolver
-from .intercept import SilentCollectives
+from .intercept import Allocations, SilentCollectives
 from .kernels import Kernels, compile_kernels
 from .probes import MachineProbes
 from .replays import replay_item
@@ -195,9 +195,10 @@ class DeviceMeasurer:
         item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring("communication"):
             args, kwargs = self._arguments(item)
-            with SilentCollectives() as silent:
+            allocated = Allocations()
+            with SilentCollectives(allocated) as silent:
                 result = item.call(*args, **kwargs)
-            _workspaces[key] = silent.allocated.beside(result)
+            _workspaces[key] = allocated.beside(result)
             del result
             if request.kind == NodeKind.OPAQUE:
                 with SilentCollectives():

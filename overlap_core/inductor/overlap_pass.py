@@ -23,7 +23,7 @@ from overlap_core.pipeline import negotiate
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
 from overlap_core.simulation import reach
-from overlap_core.views import prepare, with_costs
+from overlap_core.views import prepare, with_costs, with_workspaces
 
 from .adapter import AdaptedGraph, adapt, find_group_ranks
 from .coalesce import coalesce, find_uncoalescable
@@ -256,7 +256,8 @@ class OverlapPass:
             table = {**measurer.measure_compute(known), **known}
             table.update(scale_missing(view.requests, table, measured))
             costs = apply_measurements(view.costs, view.requests, table)
-            return with_costs(view, costs, agreements.machine)
+            view = with_costs(view, costs, agreements.machine)
+            return with_workspaces(view, measurer.workspace_bytes)
         except Exception as error:  # the order is agreed on; better costs are not worth losing it
             logger.warning("nothing measured: %s: %s", type(error).__name__, error)
             return view

@@ -200,6 +200,8 @@ class _Ledger:
     touches: list[dict[str, None]] = field(factory=list)
     made_at: dict[str, int] = field(factory=dict)
     """By memory, the position of the node that allocates it."""
+    known: dict[object, list[int]] = field(factory=dict)
+    """Bytes of outputs by their sizes and dtypes."""
     network: dict[str, tuple[str, ...]] = field(factory=dict)
     """By buffer that is not waited for yet, the memory that its collective still reads."""
 
@@ -235,9 +237,7 @@ class _Ledger:
 
         An unpack takes its part out of its parents' memory, which existed since they ran.
         """
-        tensors = _tensor_bytes(node, self.hints)
-        if node.nbytes is not None:
-            tensors = [node.nbytes]
+        tensors = [node.nbytes] if node.nbytes is not None else self._tensor_bytes(node)
         if len(tensors) == len(node.writes) > 1:
             sizes = dict(zip(node.writes, tensors, strict=True))
             for buffer in fresh:
@@ -247,6 +247,14 @@ class _Ledger:
         if fresh:
             self._own(fresh[0], sum(tensors), parents)
         return (*parents, *fresh[:1])
+
+    def _tensor_bytes(self, node: Node) -> list[int]:
+        """As the function; few shapes occur again and again."""
+        shapes = node.sizes, node.dtypes
+        found = self.known.get(shapes)
+        if found is None:
+            found = self.known[shapes] = _tensor_bytes(node, self.hints)
+        return found
 
     def _own(self, buffer: str, nbytes: int, parents: tuple[str, ...]) -> None:
         position = len(self.touches) - 1

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .liveness import Memory
 
-__all__ = ["PeakBound", "PeakRoom", "bound_peak", "bytes_if_earlier", "memory_floors"]
+__all__ = [
+    "PeakBound",
+    "PeakRoom",
+    "bound_peak",
+    "bytes_if_earlier",
+    "memory_floors",
+    "peak_room",
+]
 
 _ALWAYS_ALLOWED = 32 << 20
 """Bytes by which the peak may grow in any graph: a share of a small one holds no gather."""
@@ -55,6 +62,14 @@ def bound_peak(
     return PeakBound(memory=memory, nbytes=peak + growth_bytes, growth_bytes=growth_bytes)
 
 
+def peak_room(graph: OverlapGraph, frame: Frame, bound: PeakBound | None) -> PeakRoom | None:
+    """None where no placement can break the bound, all gathers being in flight at once."""
+    if bound is None:
+        return None
+    room = PeakRoom(graph, frame, bound)
+    return None if room.most_bytes <= bound.nbytes else room
+
+
 class PeakRoom:
     """What each stretch of a frame's base has allocated, while gathers are placed, the last first.
 
@@ -83,6 +98,11 @@ class PeakRoom:
             sum(made.get(member, 0) for member in group.members) for group in frame.gathers
         ]
 
+    @property
+    def most_bytes(self) -> int:
+        """What would be allocated at once with every gather in flight all the time."""
+        return max(self._live, default=0) + sum(self._brings)
+
     def floor(self, ordinal: int, boundary: int, original: int) -> int:
         """The earliest boundary at which a gather fits, from `boundary` on.
 
@@ -99,8 +119,15 @@ class PeakRoom:
 
     def take(self, ordinal: int, boundary: int, original: int) -> None:
         """Count a gather from `boundary` on."""
-        for index in range(boundary, original):
-            self._live[index] += self._brings[ordinal]
+        self._add(boundary, original, self._brings[ordinal])
+
+    def give_back(self, ordinal: int, boundary: int, raised: int) -> None:
+        """Count a gather that was taken from `boundary` on from `raised` on only."""
+        self._add(boundary, raised, -self._brings[ordinal])
+
+    def _add(self, begin: int, end: int, nbytes: int) -> None:
+        for index in range(begin, end):
+            self._live[index] += nbytes
 
 
 def memory_floors(graph: OverlapGraph, frame: Frame, bound_bytes: int | None) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class GatherPlacement:
     slot: int
     verdict: Verdict
     why: str
+    by_peak: bool = False
+    """Whether it is the bound on the peak of memory that holds it, where memory does."""
     coalesced: tuple[str, ...] = ()
     """Names of all launches of a coalesced call, in order; empty: the gather is alone."""
 

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from overlap_core.costs import IDEAL
 from overlap_core.graph import NodeKind
 
-from .memory import PeakRoom, memory_floors
+from .memory import memory_floors, peak_room
 from .plan import GatherPlacement, Plan, Verdict
 from .timeline import network_share_ns
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from overlap_core.skeleton import Skeleton
 
     from .frame import Frame
-    from .memory import PeakBound
+    from .memory import PeakBound, PeakRoom
     from .timeline import Coalesced
 
 __all__ = ["align", "contention_of", "propose"]
@@ -94,7 +94,7 @@ def propose(
     if bound_bytes is None:
         bound_bytes = config.max_in_flight_bytes
     memory = memory_floors(graph, frame, bound_bytes)
-    room = None if peak is None else PeakRoom(graph, frame, peak)
+    room = peak_room(graph, frame, peak)
     boundary_after = len(frame.base)
     start = sys.maxsize
     """When the gather behind is due: all share the network, so two at once gain nothing."""
@@ -119,13 +119,15 @@ def propose(
         oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
         start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
         boundary = max(min(boundary, ceiling), min(floor, original))
+        by_peak = False
         if room is not None:
             fits = room.floor(ordinal, boundary, original)
             if fits > boundary:
-                floor, limit = fits, Verdict.MEMORY_LIMITED
+                by_peak, floor, limit = True, fits, Verdict.MEMORY_LIMITED
                 start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
                 boundary = max(min(boundary, ceiling), min(floor, original))
             room.take(ordinal, boundary, original)
+            _raise_overtaken(chosen, boundary, room)
         is_hidden = start >= axis.room[boundary]
         start = max(start, axis.room[boundary])
         boundary_after = boundary
@@ -139,10 +141,29 @@ def propose(
                 slot=frame.slot(boundary),
                 verdict=Verdict.HIDDEN if is_hidden else limit,
                 why="",
+                by_peak=by_peak,
                 coalesced=tuple(graph.nodes[launch].name for launch in group.coalesced),
             )
         )
     return align(Plan(placements=tuple(reversed(chosen))), frame)
+
+
+def _raise_overtaken(chosen: list[GatherPlacement], boundary: int, room: PeakRoom) -> None:
+    """Raise gathers that would be launched before one that must stay before them.
+
+    Args:
+        chosen: the last gather first; changed in place.
+        boundary: of the gather before them all.
+        room: gets back what they no longer need.
+    """
+    for index in range(len(chosen) - 1, -1, -1):
+        placed = chosen[index]
+        if placed.boundary >= boundary:
+            return
+        room.give_back(placed.ordinal, placed.boundary, boundary)
+        chosen[index] = evolve(
+            placed, boundary=boundary, verdict=Verdict.MEMORY_LIMITED, by_peak=True
+        )
 
 
 def align(plan: Plan, frame: Frame) -> Plan:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import overlap_core as oc
 from overlap_core import NodeKind, fingerprint
 from overlap_core.config import OverlapConfig
 from overlap_core.graph import first_violation
@@ -47,6 +48,23 @@ def test_a_gather_its_wait_and_a_matmul(capture: Any, gather: Any, x: torch.Tens
     assert found.graph.input_bytes == (16 * 32 + 8 * 32) * 4
     [group] = skeleton_of(found.graph).gathers
     assert [found.graph.nodes[p].name for p in group.members] == [launch.name]
+
+
+def test_a_placeholder_that_is_no_tensor_is_no_input(gather: Any, x: torch.Tensor) -> None:
+    """A hook on a tensor under compiled autograd hands its state over among the inputs."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        x.register_hook(lambda gradient: gradient * 2)
+        return torch.sin(x @ gather(w))
+
+    compiled = torch.compile(fn, fullgraph=True, options=oc.inductor_options())
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled(x.requires_grad_(), *shards(1))
+    report = oc.reports()[0]
+    assert report.committed, report.why
+    assert report.graph is not None
+    assert report.graph.input_bytes == (16 * 32 + 8 * 32) * 4
 
 
 def test_the_order_of_communication_is_not_kept_but_all_else_is(

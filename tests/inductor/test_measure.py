@@ -18,7 +18,7 @@ from overlap_core import pipeline
 from overlap_core.costs import Machine
 from overlap_core.host import PluginHost
 from overlap_core.inductor.adapter import adapt
-from overlap_core.inductor.intercept import SilentCollectives
+from overlap_core.inductor.intercept import Allocations, SilentCollectives
 from overlap_core.inductor.measure import DeviceMeasurer
 from overlap_core.inductor.op_names import unknown_registrations
 from overlap_core.inductor.probes import MachineProbes, slowdown
@@ -252,37 +252,51 @@ def _(x: torch.Tensor) -> torch.Tensor:
 def test_what_an_op_allocates_while_it_runs_counts_for_the_peak(
     real_world: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[dict[int, int]] = []
+    found: list[list[int]] = []
 
-    def look(view: RankView, nbytes: dict[int, int]) -> RankView:
-        assert all("roomy" in view.graph.nodes[position].op for position in nbytes)
-        found.append(nbytes)
-        return with_workspaces(view, nbytes)
+    def look(view: RankView, workspace_bytes: Any) -> RankView:
+        seen = with_workspaces(view, workspace_bytes)
+        assert view.peak is not None
+        assert seen.peak is not None
+        more = seen.peak.memory.nbytes.keys() - view.peak.memory.nbytes.keys()
+        found.append([seen.peak.memory.nbytes[owner] for owner in more])
+        return seen
 
     monkeypatch.setattr(pipeline, "with_workspaces", look)
     for _ in range(2):  # measured, then known from before
         torch._dynamo.reset()
         compile_only(lambda x, w: roomy(x) @ gather(w), torch.ones(64, 64), torch.ones(64, 64))
-    assert [list(nbytes.values()) for nbytes in found] == [[3 * 64 * 64 * 4]] * 2
+    assert found == [[3 * 64 * 64 * 4]] * 2
 
 
 def test_allocations_are_counted_once_and_as_long_as_they_live() -> None:
     x = torch.ones(100)
-    with SilentCollectives() as silent:
+    allocated = Allocations()
+    with SilentCollectives(allocated):
         first = x + 1  # 400 bytes
         both = torch.cat([first, first.view(10, 10).flatten()])  # 800
         del first
         both.add_(1)
         kept = both[:50].clone()  # 200
         view = x[1:]
-    assert silent.allocated.peak_bytes == 1200
-    assert silent.allocated.beside((kept, view)) == 1000
-    assert silent.allocated.beside((both, kept)) == 200
+    assert allocated.peak_bytes == 1200
+    assert allocated.beside((kept, view)) == 1000
+    assert allocated.beside((both, kept)) == 200
     del both
-    with silent:
+    with SilentCollectives(allocated):
         again = torch.zeros(200)
-    assert silent.allocated.peak_bytes == 1200
+    assert allocated.peak_bytes == 1200
     assert len(again) == 200
+
+
+def test_what_is_allocated_where_something_foreign_was_counts() -> None:
+    allocated = Allocations()
+    with SilentCollectives(allocated):
+        for number in range(50):
+            torch.tensor([float(number)] * 64)
+        kept = [torch.zeros(64) for _ in range(50)]
+    assert allocated.peak_bytes >= 50 * 64 * 4
+    assert allocated.beside(kept) < 50 * 64 * 4
 
 
 def test_a_late_registration_is_said(real_world: None, caplog: pytest.LogCaptureFixture) -> None:

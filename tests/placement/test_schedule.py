@@ -259,6 +259,21 @@ def test_gathers_that_are_in_flight_together_count_together() -> None:
     assert Placed(*nodes, peak_bytes=19).order == "a g h w.g b w.h c"
 
 
+def test_a_gather_that_was_raised_takes_no_memory_where_it_is_not_launched() -> None:
+    """r is placed first and has to follow q, which fits late only; p fits where r no longer is."""
+    large = evolve(mm("m2", ns=1_000), sizes=((25,),), dtypes=("float32",))
+    nodes = [mm("m0", ns=1_000), mm("m1", ns=1_000), large, mm("m3", "m2", ns=1_000)]
+    nodes.append(mm("m4", ns=100))
+    for name, nbytes in (("p", 10), ("q", 60), ("r", 10)):
+        nodes += [gather(name, ns=900, nbytes=nbytes), wait(name)]
+        nodes.append(mm(f"u{name}", f"w.{name}", ns=10))
+    assert Placed(*nodes).order.startswith("m0 p m1 q m2 r m3 m4 w.p")
+    placed = Placed(*nodes, peak_bytes=115)
+    assert placed.order.startswith("m0 m1 m2 p m3 q r m4 w.p")
+    assert placed.verdicts["p"] is Verdict.HIDDEN
+    assert placed.verdicts["q"] is placed.verdicts["r"] is Verdict.MEMORY_LIMITED
+
+
 def test_pinned_stays_behind_the_communication_that_it_follows() -> None:
     nodes = (
         mm("a"),
