@@ -58,12 +58,13 @@ def test_a_placeholder_that_is_no_tensor_is_no_input(gather: Any, x: torch.Tenso
         x.register_hook(lambda gradient: gradient * 2)
         return torch.sin(x @ gather(w))
 
-    compiled = torch.compile(fn, fullgraph=True, options=oc.inductor_options())
     with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = torch.compile(fn, fullgraph=True, options=oc.inductor_options())
         compiled(x.requires_grad_(), *shards(1))
     report = oc.reports()[0]
     assert report.committed, report.why
     assert report.graph is not None
+    assert len(report.graph.inputs) == 3
     assert report.graph.input_bytes == (16 * 32 + 8 * 32) * 4
 
 
