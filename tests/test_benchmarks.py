@@ -316,7 +316,7 @@ def test_clock_and_power_are_what_the_program_says_meanwhile(
         "#!/bin/sh\n"
         f'echo "$@" > {tmp_path}/arguments\n'
         "echo '1980, 400.5'; echo '[N/A], 1'; echo '1500, 700'; echo '1200, 650'\n"
-        "sleep 60\n"
+        "exec sleep 60\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

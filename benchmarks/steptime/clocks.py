@@ -38,6 +38,7 @@ class Clocks:
 
     def __init__(self, device: torch.device, *, wanted: bool = True) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread()
         self._command: list[str] = []
         self._read: list[tuple[float, float, float]] = []
         program = shutil.which("nvidia-smi")
@@ -48,23 +49,26 @@ class Clocks:
     def __enter__(self) -> Self:
         if self._command:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+            self._reader = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
+            self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._reader.join()
             self._process = None
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            try:
-                mhz, watts = map(float, line.split(","))
-            except ValueError:  # a message, or a number that this GPU does not have
-                continue
-            self._read.append((time.perf_counter(), mhz, watts))
+        with process.stdout:
+            for line in process.stdout:
+                try:
+                    mhz, watts = map(float, line.split(","))
+                except ValueError:  # a message, or a number that this GPU does not have
+                    continue
+                self._read.append((time.perf_counter(), mhz, watts))
 
     def between(self, start: float, end: float) -> Reading | None:
         """Medians of what was read from `start` to `end` by `time.perf_counter`; None: nothing."""
