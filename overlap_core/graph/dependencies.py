@@ -25,6 +25,8 @@ def check_nodes(graph: OverlapGraph) -> None:
         raise GraphFormatError(
             f"rank {graph.rank} does not lie in a world of {graph.world_size} ranks"
         )
+    if graph.input_bytes is not None and graph.input_bytes < 0:
+        raise GraphFormatError(f"input_bytes is negative ({graph.input_bytes})")
     position: dict[str, int] = {}
     writer: dict[str, int] = {}
     known = {*graph.inputs, *graph.constants}

@@ -162,6 +162,8 @@ def test_optional_keys_may_be_left_out_or_null() -> None:
         ({"nodes__2__reads": ["buf1", 4]}, "nodes[2].reads[1]: expected str, got 4"),
         ({"nodes__2__cost_ns": 1.5}, "nodes[2].cost_ns"),
         ({"nodes__2__cost_ns": True}, "nodes[2].cost_ns"),
+        ({"input_bytes": -5}, "input_bytes is negative (-5)"),
+        ({"input_bytes": "5"}, "input_bytes: expected int, got '5'"),
         ({"nodes__2__cost_ns": -40}, "nodes[2] ('op2', aten.mm.out): cost_ns is negative (-40)"),
         ({"nodes__2__sizes": [[-4]]}, "nodes[2].sizes[0][0]: a size is negative: -4"),
         ({"nodes__2__sizes": [["2 - 4"]]}, "nodes[2].sizes[0][0]: a size is negative: '2 - 4'"),
