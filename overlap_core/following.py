@@ -23,7 +23,6 @@ from .views import (
     as_it_came,
     coalesced,
     find_violation,
-    fits_peak,
     propose_plan,
     reordered,
     with_early_launches,
@@ -243,8 +242,7 @@ def _place(
     if not pinned:
         plan = follow_slots(plan, frame, _slots(skeleton, frame, wanted))
     order = rebuild_order(frame, tuple(placement.boundary for placement in plan.placements))
-    late = with_late_waits(view, order)
-    order = late if fits_peak(view, late, order) else order
+    order = with_late_waits(view, order)
     if problem := find_violation(view.graph, order):
         raise IllegalOrderError(f"the agreed order has {problem}")
     ordinal = {position: i for i, position in enumerate(skeleton.positions)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from .coalescing import choose_labels, decode_labels, encode_labels
+from .coalescing import Choice, choose_labels, decode_labels, encode_labels
 from .costs import apply_measurements
 from .errors import DeadlineError
 from .placement import Plan, alone, rebuild_order, settle, stand_still
@@ -46,7 +46,6 @@ from .views import (
     describe_bound,
     describe_error,
     find_violation,
-    fits_peak,
     prepare,
     propose_plan,
     reordered,
@@ -113,8 +112,7 @@ class _Side:
         """What this rank came with, and the last view in which each gather is alone."""
         self.labels: tuple[int, ...] = ()
         """Which gathers ranks agreed to coalesce; empty: none."""
-        self.region_bytes = 0
-        self.coalescing_note = ""
+        self.choice = Choice(labels=())
         self.base: tuple[int, ...] = ()
         """Program order of `view` as positions of what this rank came with; empty: the same."""
         self.before: Timeline | None = None
@@ -238,22 +236,23 @@ class _Side:
         if wish == "off" or (wish == "auto" and self.measurer is None) or not self.alike():
             return
         assert view.skeleton is not None
-        labels = single = alone(len(view.skeleton.gathers))
+        single = alone(len(view.skeleton.gathers))
+        self.choice = Choice(labels=single)
         try:
-            choice = choose_labels(view)
-            labels, self.region_bytes = choice.labels, choice.region_bytes
-            self.coalescing_note = choice.note
+            self.choice = choose_labels(view)
         except Exception as error:
             logger.warning("gathers are not coalesced: %s", describe_error(error))
-        payloads = yield from share_distinct("coalesce", encode_labels(labels), self.index)
-        agreed = decode_labels(payloads, len(labels))
+        payloads = yield from share_distinct(
+            "coalesce", encode_labels(self.choice.labels), self.index
+        )
+        agreed = decode_labels(payloads, len(single))
         self.labels = () if agreed == single else agreed
 
     def seen_in(self, mode: Mode) -> RankView:
         """The view for a mode: what is one call must follow each other on all ranks."""
         if not self.labels or mode is Mode.PINNED:
             return self.single
-        return coalesced(self.single, self.labels, self.region_bytes)
+        return coalesced(self.single, self.labels, self.choice.region_bytes)
 
     def compare_skeletons(self) -> Protocol[str]:
         """Give compatible skeletons one digest in the votes; else say where they differ.
@@ -391,7 +390,6 @@ class _Side:
                 late != self.plain
                 and not find_violation(view.graph, late)
                 and not self.how_much_slower(late)
-                and fits_peak(view, late, self.plain)
             ):
                 self.order = late
             whole = "" if mode is not Mode.IDENTICAL else _digest(self.order)
@@ -467,8 +465,8 @@ class _Side:
                 plan = stand_still(view.graph, view.frame)
             elif committed:
                 notes = (*notes, *describe_bound(self.view, self.plan, self.order))
-                if self.coalescing_note and decision.mode is not Mode.PINNED:
-                    notes = (*notes, self.coalescing_note)
+                if self.choice.note and decision.mode is not Mode.PINNED:
+                    notes = (*notes, self.choice.note)
         except Exception:
             view, plan = self.came, Plan()
         # Not part of the description: the peers make these calls, whatever failed above.

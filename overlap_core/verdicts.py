@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from ._words import bytes_apart_in_words, bytes_in_words, counted
 from .graph import first_violation
 from .outcome import GatherOutcome, RankOutcome
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from .ranks import ModeDecision, Vote
     from .views import RankView
 
-__all__ = ["describe_gathers", "describe_outcome"]
+__all__ = ["describe_outcome"]
 
 _HIDDEN_SHARE = 0.05
 """A gather with at most this share of its time exposed counts as hidden."""
@@ -33,49 +35,46 @@ def describe_outcome(
     *,
     committed: bool,
 ) -> RankOutcome:
-    """As `describe_gathers`, but never raises: what was decided stands, in words or without."""
+    """The outcome of one rank. Never raises: what was decided stands, in words or without."""
+    skeleton = view.skeleton
+    issuing = () if skeleton is None else frozenset(skeleton.positions)
+    outcome = RankOutcome(
+        rank=view.graph.rank,
+        scope=scope,
+        mode=decision.mode,
+        why=decision.why,
+        order=tuple(view.graph.nodes[position].name for position in order),
+        collectives=tuple(view.graph.nodes[p].name for p in order if p in issuing),
+        gathers=(),
+        legal=True,
+        committed=committed,
+        votes=votes,
+        skeleton=() if skeleton is None else skeleton.entries,
+        fingerprint=view.vote.fingerprint,
+        graph=view.graph,
+        costs=view.costs,
+        requests=view.requests,
+        machine=view.machine,
+        coalesced=view.calls,
+    )
     try:
-        return describe_gathers(view, scope, votes, decision, plan, order, committed=committed)
+        return _with_gathers(outcome, view, decision, plan, order)
     except Exception as error:
-        skeleton = view.skeleton
-        issuing = () if skeleton is None else frozenset(skeleton.positions)
-        return RankOutcome(
-            rank=view.graph.rank,
-            scope=scope,
-            mode=decision.mode,
-            why=decision.why,
-            order=tuple(view.graph.nodes[position].name for position in order),
-            collectives=tuple(view.graph.nodes[p].name for p in order if p in issuing),
-            gathers=(),
-            legal=True,
-            committed=committed,
-            votes=votes,
-            skeleton=() if skeleton is None else skeleton.entries,
-            fingerprint=view.vote.fingerprint,
-            graph=view.graph,
-            costs=view.costs,
-            requests=view.requests,
-            machine=view.machine,
-            coalesced=view.calls,
-            notes=(f"the outcome could not be described: {type(error).__name__}: {error}",),
-        )
+        note = f"the outcome could not be described: {type(error).__name__}: {error}"
+        return evolve(outcome, notes=(note,))
 
 
-def describe_gathers(
+def _with_gathers(
+    outcome: RankOutcome,
     view: RankView,
-    scope: tuple[int, ...],
-    votes: tuple[Vote, ...],
     decision: ModeDecision,
     plan: Plan,
     order: tuple[int, ...],
-    *,
-    committed: bool,
 ) -> RankOutcome:
-    """The outcome of one rank, with predicted exposure in program order and in the final one."""
+    """The outcome with what became of each gather, and predicted times before and after."""
     graph, skeleton = view.graph, view.skeleton
     gathers: list[GatherOutcome] = []
     total_before = total_after = 0
-    collectives: tuple[str, ...] = ()
     if skeleton is not None and view.model is not None:
         program = tuple(range(len(graph.nodes)))
         before = view.model.program_order
@@ -83,14 +82,13 @@ def describe_gathers(
         total_before, total_after = before.total_ns, after.total_ns
         place = {position: spot for spot, position in enumerate(order)}
         issuing = set(skeleton.positions)
-        collectives = tuple(graph.nodes[p].name for p in order if p in issuing)
         fixed = issuing - {group.launch for group in skeleton.gathers}
         slots: dict[int, int] = {}
         passed = 0
         for position in order:
             slots[position] = passed
             passed += position in fixed
-        placed = _placements(plan) if committed else {}
+        placed = _placements(plan) if outcome.committed else {}
         crowds = _crowds(view, plan)
         calls = {p: number for number, call in enumerate(view.calls) for p in call.launches}
         for group in skeleton.gathers:
@@ -119,26 +117,12 @@ def describe_gathers(
                     call=number,
                 )
             )
-    return RankOutcome(
-        rank=graph.rank,
-        scope=scope,
-        mode=decision.mode,
-        why=decision.why,
-        order=tuple(graph.nodes[p].name for p in order),
-        collectives=collectives,
+    return evolve(
+        outcome,
         gathers=tuple(gathers),
         legal=_is_legal(view, order),
-        committed=committed,
-        votes=votes,
-        skeleton=() if skeleton is None else skeleton.entries,
-        fingerprint=view.vote.fingerprint,
         total_ns_before=total_before,
         total_ns_after=total_after,
-        graph=graph,
-        costs=view.costs,
-        requests=view.requests,
-        machine=view.machine,
-        coalesced=view.calls,
     )
 
 

@@ -59,7 +59,6 @@ __all__ = [
     "describe_bound",
     "describe_error",
     "find_violation",
-    "fits_peak",
     "prepare",
     "propose_plan",
     "reordered",
@@ -309,11 +308,13 @@ def with_early_launches(view: RankView) -> tuple[RankView, tuple[int, ...]]:
 def with_late_waits(view: RankView, order: tuple[int, ...]) -> tuple[int, ...]:
     """An order in which reductions are waited for no earlier than their time needs.
 
+    Where that would break the bound on the peak of memory, waits stay where they are.
+
     Never raises: what fails on one rank leaves its waits where they are.
     """
     assert view.skeleton is not None
     try:
-        return wait_late(
+        late = wait_late(
             view.graph,
             view.skeleton,
             view.costs,
@@ -323,9 +324,19 @@ def with_late_waits(view: RankView, order: tuple[int, ...]) -> tuple[int, ...]:
             contention=contention_of(view.config, view.machine),
             model=view.model,
         )
+        return late if late == order or _fits_peak(view, late, order) else order
     except Exception as error:
         logger.warning("reductions are waited for where they were: %s", describe_error(error))
         return order
+
+
+def _fits_peak(view: RankView, order: tuple[int, ...], instead_of: tuple[int, ...]) -> bool:
+    """Whether an order keeps the bound on the peak of memory, or allocates no more than another."""
+    if view.peak is None:
+        return True
+    memory = view.peak.memory
+    needed = peak_bytes(view.graph, order, memory)
+    return needed <= max(view.peak.nbytes, peak_bytes(view.graph, instead_of, memory))
 
 
 def as_it_came(came: RankView, view: RankView, base: tuple[int, ...]) -> RankView:
@@ -389,15 +400,6 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
         f"{max(0, cost_ns) / 1000:.0f} µs less ({names})"
     )
     return [sentence]
-
-
-def fits_peak(view: RankView, order: tuple[int, ...], instead_of: tuple[int, ...]) -> bool:
-    """Whether an order keeps the bound on the peak of memory, or allocates no more than another."""
-    if view.peak is None:
-        return True
-    memory = view.peak.memory
-    needed = peak_bytes(view.graph, order, memory)
-    return needed <= max(view.peak.nbytes, peak_bytes(view.graph, instead_of, memory))
 
 
 def find_violation(graph: OverlapGraph, order: tuple[int, ...]) -> str:

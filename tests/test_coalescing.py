@@ -182,7 +182,7 @@ def test_calls_fit_the_bound_on_the_peak_of_memory_and_a_note_says_what_that_cos
     peaks, steps = [], []
     for growth in (None, 20, 0):
         config = evolve(EXACT, coalesce="auto", max_peak_growth=growth)
-        view = prepare(graph, config, PluginHost.discover(config))
+        view = hosted(graph, config)
         view = with_costs(view, view.costs, evolve(HOST, collective_host_ns=400_000))
         choice = choose_labels(view)
         step_ns, peak = predict(coalesced(view, choice.labels, choice.region_bytes))

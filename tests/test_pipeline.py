@@ -11,12 +11,10 @@ from attrs import evolve
 import overlap_core as oc
 from overlap_core import OverlapConfig
 from overlap_core.errors import GraphFormatError
-from overlap_core.host import PluginHost
 from overlap_core.placement import Plan
 from overlap_core.ranks import Mode, ModeDecision
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.verdicts import describe_outcome
-from overlap_core.views import prepare
 
 from .pipeline_views import EXACT, Failing, hosted, same, skewed, slower_unless_pinned, two_layers
 from .small_graphs import gather, graph_of, mm, on_ranks, opaque, reduce_scatter, wait
@@ -325,8 +323,7 @@ def test_what_memory_holds_back_in_a_reordered_graph_with_calls_is_said() -> Non
         before = f"a{i}"
     graph = graph_of(*nodes, outputs=(before, *(f"w.r{i}" for i in range(7))))
     config = evolve(EXACT, coalesce=20, max_in_flight_bytes=20)
-    host = PluginHost.discover(config)
-    views = [prepare(g, config, host, is_backward=True) for g in on_ranks(graph, 2)]
+    views = [evolve(hosted(g, config), is_backward=True) for g in on_ranks(graph, 2)]
     for outcome in simulate_views(views):
         assert outcome.committed
         assert len(outcome.gathers) == 8

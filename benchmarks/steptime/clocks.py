@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Clocks", "Reading"]
 
-_EVERY_MS = 100
-_FIELDS = "clocks.sm,power.draw"
+_QUERY = ("--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "--loop-ms=100")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +43,7 @@ class Clocks:
         program = shutil.which("nvidia-smi")
         if wanted and program and device.type == "cuda":
             uuid = torch.cuda.get_device_properties(device).uuid
-            self._command = [program, f"--id=GPU-{uuid}", *_how_to_ask()]
+            self._command = [program, f"--id=GPU-{uuid}", *_QUERY]
 
     def __enter__(self) -> Self:
         if self._command:
@@ -77,7 +76,3 @@ class Clocks:
             return None
         mhz, watts = (statistics.median(column) for column in zip(*found, strict=True))
         return Reading(sm_mhz=mhz, watts=watts)
-
-
-def _how_to_ask() -> tuple[str, ...]:
-    return f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--loop-ms={_EVERY_MS}"

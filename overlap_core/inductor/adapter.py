@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -151,11 +150,10 @@ def adapt(
 def _held_bytes(value: Any, sizes: SizeReader) -> int:
     """Bytes of an input by its hints; 0 where it is no tensor or a size has no hint."""
     try:
-        dims = [sizes.hint(dim) for dim in value.get_size()]
-        width: int = value.get_dtype().itemsize
+        count, width = sizes.numel(value.get_size()) or 0, int(value.get_dtype().itemsize)
     except (NotImplementedError, AttributeError):
         return 0
-    return math.prod(dim or 0 for dim in dims) * width
+    return count * width
 
 
 def _unpacked(snode: Any, writer: dict[str, int]) -> int | None:

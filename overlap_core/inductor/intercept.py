@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Allocations", "SilentCollectives"]
 
@@ -88,14 +89,13 @@ class Allocations:
 
     def keep_apart(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave out storages that come from elsewhere, also where an op returns views of them."""
-        for tensor in tensors:
-            for storage, _ in _storage(tensor):
-                if storage in self._users:
-                    continue
-                known = self._foreign.setdefault(storage, set())
-                if id(tensor) not in known:
-                    known.add(id(tensor))
-                    weakref.finalize(tensor, self._forget, storage, id(tensor))
+        for tensor, storage, _ in _storages(tensors):
+            if storage in self._users:
+                continue
+            known = self._foreign.setdefault(storage, set())
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                weakref.finalize(tensor, self._forget, storage, id(tensor))
 
     def _forget(self, storage: int, tensor: int) -> None:
         self._foreign[storage].discard(tensor)
@@ -104,15 +104,14 @@ class Allocations:
 
     def add(self, result: Any) -> Any:
         """Count what an op returned, from now until it is gone."""
-        for tensor in _tensors(result):
-            for storage, nbytes in _storage(tensor):
-                if storage in self._foreign:
-                    continue
-                if storage not in self._users:
-                    self._users[storage] = 0
-                    self._live_bytes += nbytes
-                self._users[storage] += 1
-                weakref.finalize(tensor, self._remove, storage, nbytes)
+        for tensor, storage, nbytes in _storages(_tensors(result)):
+            if storage in self._foreign:
+                continue
+            if storage not in self._users:
+                self._users[storage] = 0
+                self._live_bytes += nbytes
+            self._users[storage] += 1
+            weakref.finalize(tensor, self._remove, storage, nbytes)
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         return result
 
@@ -124,18 +123,17 @@ class Allocations:
 
     def beside(self, result: Any) -> int:
         """The most bytes at once, without those that a result holds."""
-        held = dict(part for tensor in _tensors(result) for part in _storage(tensor))
+        held = {storage: nbytes for _, storage, nbytes in _storages(_tensors(result))}
         counted = (nbytes for storage, nbytes in held.items() if storage in self._users)
         return max(0, self.peak_bytes - sum(counted))
 
 
-def _storage(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """What names a tensor's storage and its bytes; nothing for tensors that have none."""
-    try:
-        storage = tensor.untyped_storage()
-        return [(storage._cdata, storage.nbytes())]
-    except (NotImplementedError, RuntimeError):
-        return []
+def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Tensors with what names their storage, and its bytes; those that have none are left out."""
+    for tensor in tensors:
+        with suppress(NotImplementedError, RuntimeError):
+            storage = tensor.untyped_storage()
+            yield tensor, storage._cdata, storage.nbytes()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

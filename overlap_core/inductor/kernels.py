@@ -83,13 +83,14 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
     if nodes:
         _await_pool(budget_s / 2)
     running: list[concurrent.futures.Future[Any]] = []
+    quick = {"dynamic_scale_rblock": False} if has_config_key("dynamic_scale_rblock") else {}
     for key, snode in nodes.items():
         running = _wait_for_worker(running, deadline)
         if time.monotonic() > deadline:
             missing[key] = _too_late(budget_s)
             continue
         try:
-            with inductor_config.patch(_quick_to_compile()):
+            with inductor_config.patch(quick):
                 future, module = snode.scheduler.compile_kernel(snode.get_nodes())
             if future is None:
                 module.triton_.precompile()
@@ -139,10 +140,6 @@ def _task(future: Any) -> concurrent.futures.Future[Any] | None:
     """What a worker of the pool is doing for a kernel; None: nothing, it was compiled before."""
     task: concurrent.futures.Future[Any] | None = getattr(future, "future", None)
     return task
-
-
-def _quick_to_compile() -> dict[str, Any]:
-    return {"dynamic_scale_rblock": False} if has_config_key("dynamic_scale_rblock") else {}
 
 
 def _too_late(budget_s: float) -> str:

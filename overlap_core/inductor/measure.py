@@ -195,10 +195,11 @@ class DeviceMeasurer:
         item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring("communication"):
             args, kwargs = self._arguments(item)
-            allocated = Allocations()
+            allocated = Allocations() if request.kind == NodeKind.OPAQUE else None
             with SilentCollectives(allocated) as silent:
                 result = item.call(*args, **kwargs)
-            _workspaces[key] = allocated.beside(result)
+            if allocated is not None:
+                _workspaces[key] = allocated.beside(result)
             del result
             if request.kind == NodeKind.OPAQUE:
                 with SilentCollectives():

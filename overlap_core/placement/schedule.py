@@ -117,15 +117,15 @@ def propose(
         need_ns = round(alone_ns * contention) + config.slack_ns
         end = min(axis.at[frame.needed[ordinal]], start)
         oldest = bisect_left(axis.barriers, frame.needed[ordinal]) - _REGIONS_TO_TRY
-        start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
-        boundary = max(min(boundary, ceiling), min(floor, original))
         by_peak = False
+        while True:
+            start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
+            boundary = max(min(boundary, ceiling), min(floor, original))
+            fits = boundary if room is None else room.floor(ordinal, boundary, original)
+            if fits == boundary:
+                break
+            by_peak, floor, limit = True, fits, Verdict.MEMORY_LIMITED
         if room is not None:
-            fits = room.floor(ordinal, boundary, original)
-            if fits > boundary:
-                by_peak, floor, limit = True, fits, Verdict.MEMORY_LIMITED
-                start, boundary = _latest_start(axis, end, need_ns, floor, ceiling, oldest)
-                boundary = max(min(boundary, ceiling), min(floor, original))
             room.take(ordinal, boundary, original)
             _raise_overtaken(chosen, boundary, room)
         is_hidden = start >= axis.room[boundary]

@@ -121,7 +121,7 @@ def test_switches_outside_inductor_are_seen() -> None:
 def test_a_private_name_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(inductor_scheduler.Scheduler, "compile_kernel")
     [finding] = [finding for finding in examine() if finding.kind == "torch-names-missing"]
-    assert "torch._inductor.scheduler.Scheduler.compile_kernel (for measuring)" in (finding.what)
+    assert "torch._inductor.scheduler.Scheduler.compile_kernel (for measuring)" in finding.what
 
 
 @pytest.mark.parametrize(
