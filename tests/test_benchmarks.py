@@ -315,7 +315,8 @@ def test_clock_and_power_are_what_the_program_says_meanwhile(
     program.write_text(
         "#!/bin/sh\n"
         f'echo "$@" > {tmp_path}/arguments\n'
-        "echo '1980, 400.5'; echo '[N/A], 1'; echo '1500, 700'; echo '1200, 650'\n"
+        "echo '1980, 400.5, Not Active'; echo '[N/A], 1, Active'; echo 'no such field'\n"
+        "echo '1500, 700, Active'; echo '1200, 650, Active'\n"
         "exec sleep 60\n"
     )
     program.chmod(0o755)
@@ -329,6 +330,7 @@ def test_clock_and_power_are_what_the_program_says_meanwhile(
             time.sleep(0.05)
             reading = clocks.between(start, time.perf_counter())
     assert (reading.sm_mhz, reading.watts) == (1500, 650)
+    assert reading.capped == pytest.approx(2 / 3)
     assert clocks.between(0, start) is None
     assert "--id=GPU-1-2" in (tmp_path / "arguments").read_text()
     for device, wanted in (("cuda:0", False), ("cpu", True)):

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Clocks", "Reading"]
 
-_QUERY = ("--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "--loop-ms=100")
+_QUERY = (
+    "--query-gpu=clocks.sm,power.draw.instant,clocks_event_reasons.sw_power_cap",
+    "--format=csv,noheader,nounits",
+    "--loop-ms=100",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -26,6 +30,8 @@ class Reading:
 
     sm_mhz: float
     watts: float
+    capped: float
+    """Share of the readings in which the driver held the clock down to keep within the power."""
 
 
 class Clocks:
@@ -39,7 +45,7 @@ class Clocks:
         self._process: subprocess.Popen[str] | None = None
         self._reader = threading.Thread()
         self._command: list[str] = []
-        self._read: list[tuple[float, float, float]] = []
+        self._read: list[tuple[float, float, float, float]] = []
         program = shutil.which("nvidia-smi")
         if wanted and program and device.type == "cuda":
             uuid = torch.cuda.get_device_properties(device).uuid
@@ -64,15 +70,20 @@ class Clocks:
         with process.stdout:
             for line in process.stdout:
                 try:
-                    mhz, watts = map(float, line.split(","))
+                    mhz, watts, capped = line.split(",")
+                    reading = (float(mhz), float(watts), float(capped.strip() == "Active"))
                 except ValueError:  # a message, or a number that this GPU does not have
                     continue
-                self._read.append((time.perf_counter(), mhz, watts))
+                self._read.append((time.perf_counter(), *reading))
 
     def between(self, start: float, end: float) -> Reading | None:
         """Medians of what was read from `start` to `end` by `time.perf_counter`; None: nothing."""
-        found = [(mhz, watts) for at, mhz, watts in [*self._read] if start <= at <= end]
+        found = [reading for at, *reading in [*self._read] if start <= at <= end]
         if not found:
             return None
-        mhz, watts = (statistics.median(column) for column in zip(*found, strict=True))
-        return Reading(sm_mhz=mhz, watts=watts)
+        mhz, watts, capped = zip(*found, strict=True)
+        return Reading(
+            sm_mhz=statistics.median(mhz),
+            watts=statistics.median(watts),
+            capped=statistics.mean(capped),
+        )

@@ -91,7 +91,7 @@ def _times(title: str, results: Sequence[Result], floor: Summary | None) -> Tabl
     ):
         table.add_column(name, justify="right")
     clocked = any(result.summary and result.summary.sm_mhz for result in results)
-    for name in ("SM MHz", "W") if clocked else ():
+    for name in ("SM MHz", "W", "held by power") if clocked else ():
         table.add_column(name, justify="right")
     for result in results:
         row = result.summary
@@ -111,7 +111,11 @@ def _times(title: str, results: Sequence[Result], floor: Summary | None) -> Tabl
             _number(result.compile_s, 1),
             _number(None if result.peak_bytes is None else result.peak_bytes / 1e9, 2),
             _bits(result),
-            *((_number(row.sm_mhz, 0), _number(row.watts, 0)) if clocked else ()),
+            *(
+                (_number(row.sm_mhz, 0), _number(row.watts, 0), _share(row.capped))
+                if clocked
+                else ()
+            ),
         )
     return table
 

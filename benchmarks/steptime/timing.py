@@ -36,6 +36,8 @@ class Round:
     sm_mhz: float | None = None
     """Clock of this rank's GPU in the run without synchronization; None: not read."""
     watts: float | None = None
+    capped: float | None = None
+    """Share of those readings in which the clock was held down by the limit of power."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +53,7 @@ class Summary:
     host_ms: float
     sm_mhz: float | None = None
     watts: float | None = None
+    capped: float | None = None
 
 
 def synchronize(device: torch.device) -> None:
@@ -93,6 +96,7 @@ def time_round(
         host_ms=slowest[3],
         sm_mhz=None if reading is None else reading.sm_mhz,
         watts=None if reading is None else reading.watts,
+        capped=None if reading is None else reading.capped,
     )
 
 
@@ -153,6 +157,7 @@ def summarize(rounds: Sequence[Round]) -> Summary:
         host_ms=statistics.median(column("host_ms")),
         sm_mhz=median_if_any("sm_mhz"),
         watts=median_if_any("watts"),
+        capped=median_if_any("capped"),
     )
 
 

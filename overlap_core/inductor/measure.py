@@ -195,17 +195,13 @@ class DeviceMeasurer:
         item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring("communication"):
             args, kwargs = self._arguments(item)
-            allocated = Allocations() if request.kind == NodeKind.OPAQUE else None
-            with SilentCollectives(allocated) as silent:
-                result = item.call(*args, **kwargs)
-            if allocated is not None:
-                _workspaces[key] = allocated.beside(result)
-            del result
+            issued, nbytes = _call_silently(item, args, kwargs)
             if request.kind == NodeKind.OPAQUE:
+                _workspaces[key] = nbytes
                 with SilentCollectives():
                     self._parts[key] = self._time(item, args, kwargs)
             self._make_room(_device_of(args, kwargs), request.nbytes)
-        return " ".join(silent.issued)
+        return " ".join(issued)
 
     def _make_room(self, device: str, nbytes: int | None) -> None:
         """Take what the replay will take, so that a lack of memory is told and not met there."""
@@ -216,7 +212,22 @@ class DeviceMeasurer:
         return self._refused
 
     def workspace_bytes(self, key: str) -> int:
+        # What may communicate is only called together with the peers: it was rehearsed, or not.
+        if key not in _workspaces and key in self._compute:
+            _workspaces[key] = self._look_inside(key)
         return _workspaces.get(key, 0)
+
+    def _look_inside(self, key: str) -> int:
+        """Workspace of an op that is pure compute; 0 if it can't be called here."""
+        _, snode = self._compute[key]
+        try:
+            with self._measuring("compute"):
+                item = replay_item(snode, self._sizes)
+                _, nbytes = _call_silently(item, *self._arguments(item))
+        except Exception as error:
+            logger.debug("no workspace of %s: %s", snode.get_name(), error)
+            return 0
+        return nbytes
 
     def compute_part_ns(self, key: str) -> int | None:
         return self._parts.get(key)
@@ -353,6 +364,16 @@ def _generated(wanted: Mapping[str, tuple[CostRequest, Any]]) -> Mapping[str, An
         return (request.read_bytes or 0) + (request.write_bytes or 0)
 
     return {key: found[key][1] for key in sorted(found, key=traffic, reverse=True)}
+
+
+def _call_silently(
+    item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[str], int]:
+    """What an op would issue, and the bytes that it allocates beside its outputs."""
+    allocated = Allocations()
+    with SilentCollectives(allocated) as silent:
+        result = item.call(*args, **kwargs)
+    return silent.issued, allocated.beside(result)
 
 
 def _wait_for(item: ReplayItem, result: Any) -> None:

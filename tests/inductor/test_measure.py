@@ -15,8 +15,9 @@ from torch._inductor.virtualized import V
 
 import overlap_core as oc
 from overlap_core import pipeline
-from overlap_core.costs import Machine
+from overlap_core.costs import Machine, request_digest
 from overlap_core.host import PluginHost
+from overlap_core.inductor import measure
 from overlap_core.inductor.adapter import adapt
 from overlap_core.inductor.intercept import Allocations, SilentCollectives
 from overlap_core.inductor.measure import DeviceMeasurer
@@ -30,6 +31,7 @@ from overlap_core.views import RankView, with_workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 
@@ -249,8 +251,20 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("overlap_measure_tests::roomy_alone", mutates_args=())
+def roomy_alone(x: torch.Tensor) -> torch.Tensor:
+    """Needs twice its input while it runs."""
+    return torch.cat([x, x])[: len(x)].clone()
+
+
+@roomy_alone.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(("op", "times"), [(roomy, 3), (roomy_alone, 2)])
 def test_what_an_op_allocates_while_it_runs_counts_for_the_peak(
-    real_world: None, monkeypatch: pytest.MonkeyPatch
+    real_world: None, monkeypatch: pytest.MonkeyPatch, op: Any, times: int
 ) -> None:
     found: list[list[int]] = []
 
@@ -265,8 +279,36 @@ def test_what_an_op_allocates_while_it_runs_counts_for_the_peak(
     monkeypatch.setattr(pipeline, "with_workspaces", look)
     for _ in range(2):  # measured, then known from before
         torch._dynamo.reset()
-        compile_only(lambda x, w: roomy(x) @ gather(w), torch.ones(64, 64), torch.ones(64, 64))
-    assert found == [[3 * 64 * 64 * 4]] * 2
+        compile_only(lambda x, w: op(x) @ gather(w), torch.ones(64, 64), torch.ones(64, 64))
+    assert found == [[times * 64 * 64 * 4]] * 2
+
+
+def test_the_workspace_of_an_op_whose_cost_was_saved_is_known(
+    real_world: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[int] = []
+    path = str(tmp_path / "costs.json")
+
+    def look(view: RankView, workspace_bytes: Any) -> RankView:
+        keys = [
+            request_digest(request)
+            for request in view.requests
+            if request is not None and "roomy_alone" in request.op
+        ]
+        found.extend(map(workspace_bytes, keys))
+        return with_workspaces(view, workspace_bytes)
+
+    monkeypatch.setattr(pipeline, "with_workspaces", look)
+    for _ in range(2):
+        torch._dynamo.reset()
+        monkeypatch.setattr(measure, "_workspaces", {})
+        compile_only(
+            lambda x, w: roomy_alone(x) @ gather(w),
+            torch.ones(48, 48),
+            torch.ones(48, 48),
+            cost_table_path=path,
+        )
+    assert found == [2 * 48 * 48 * 4] * 2
 
 
 def test_allocations_are_counted_once_and_as_long_as_they_live() -> None:
