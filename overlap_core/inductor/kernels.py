@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUDGET_S", "Kernels", "compile_kernels"]
 
-BUDGET_S = 8.0
+BUDGET_S = 6.0
 """Seconds after which no more kernels are compiled to be timed: they are compiled once more for
 the user's own code, so a graph with many different ones would take twice as long."""
 
