@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -37,6 +38,7 @@ def view(reports: tuple[str, ...], output: str, kind: str) -> None:
     from overlap_core.report import load_report
     from overlap_core.view import build_timelines, render_page, to_chrome_trace
 
+    _refuse_overwriting(reports, output)
     loaded = []
     with progress(wanted=size_of(reports) > QUICK_BYTES) as say:
         for number, path in enumerate(reports, start=1):
@@ -57,3 +59,12 @@ def view(reports: tuple[str, ...], output: str, kind: str) -> None:
             f"{output}: cannot be written: {error.strerror or error}", param_hint="'-o'"
         ) from None
     click.echo(f"{output}: {counted(len(timelines), 'report')}")
+
+
+def _refuse_overwriting(reports: tuple[str, ...], output: str) -> None:
+    for path in reports:
+        with suppress(OSError, ValueError):  # one of them is not there
+            if Path(output).samefile(path):
+                raise click.BadParameter(
+                    f"{output}: is a report to be read; give another file", param_hint="'-o'"
+                )

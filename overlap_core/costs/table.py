@@ -156,5 +156,6 @@ def _total_bytes(shapes: tuple[tuple[Dim, ...], ...], dtypes: tuple[str, ...]) -
         sizes = [dim if isinstance(dim, int) else dim[1] for dim in shape]
         if width is None or any(size is None for size in sizes):
             return None
-        total += math.ceil(math.prod(size for size in sizes if size is not None) * width)
+        bits = math.prod(size for size in sizes if size is not None) * round(width * 8)
+        total += -(-bits // 8)
     return total

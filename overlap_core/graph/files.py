@@ -14,6 +14,7 @@ from cattrs import Converter, transform_error
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
+from overlap_core._json import check_width, read_json
 from overlap_core.errors import GraphFileError, GraphFormatError
 
 from .graph import OverlapGraph
@@ -35,15 +36,15 @@ def _strict(kind: type[T]) -> Any:
 
     def structure(value: object, _: object) -> T:
         if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return value
-        raise ValueError(f"expected {kind.__name__}, got {value!r}")
+            return check_width(value) if kind is int else value
+        raise ValueError(f"expected {kind.__name__}, got {value!r:.60}")
 
     return structure
 
 
 def _structure_size(value: object, _: object) -> Size:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"a size is an integer or an expression, got {value!r}")
+        raise ValueError(f"a size is an integer or an expression, got {value!r:.60}")
     if isinstance(value, int):
         if value < 0:
             raise ValueError(f"a size is negative: {value}")
@@ -63,17 +64,17 @@ def _structure_kind(value: object, _: object) -> NodeKind:
         return NodeKind(cast("str", value))
     except ValueError:
         kinds = ", ".join(NodeKind)
-        raise ValueError(f"unknown kind {value!r}; expected one of {kinds}") from None
+        raise ValueError(f"unknown kind {value!r:.60}; expected one of {kinds}") from None
 
 
 def _structure_list(converter: Converter, value: object, target: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {value!r}")
+        raise ValueError(f"expected a list, got {value!r:.60}")
     member = target.__args__[0]
     found = []
     for position, item in enumerate(value):
         if member is Node and not isinstance(item, dict):
-            raise _PlacedError((f"[{position}]: expected an object, got {item!r}",))
+            raise _PlacedError((f"[{position}]: expected an object, got {item!r:.60}",))
         try:
             found.append(converter.structure(item, member))
         except BaseValidationError as error:
@@ -134,10 +135,10 @@ class _Document:
 
 def _structure_symbols(value: object, _: object) -> dict[str, int | None]:
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object of hints, got {value!r}")
+        raise ValueError(f"expected an object of hints, got {value!r:.60}")
     for name, hint in value.items():
         if hint is not None and (isinstance(hint, bool) or not isinstance(hint, int)):
-            raise _PlacedError((f".{name}: a hint is an integer or null, got {hint!r}",))
+            raise _PlacedError((f".{name}: a hint is an integer or null, got {hint!r:.60}",))
     return dict(value)
 
 
@@ -179,12 +180,16 @@ def graph_from_json(data: object, where: str = "graph") -> OverlapGraph:
     """
     if not isinstance(data, dict):
         raise GraphFileError(f"{where}: expected a JSON object, got {type(data).__name__}")
+    if "gathers" in data and "nodes" not in data:
+        raise GraphFileError(
+            f"{where}: a report, not a graph file: `overlap-core explain` reads it"
+        )
     for key in _REQUIRED:
         if key not in data:
             raise GraphFileError(f"{where}: the key {key!r} is missing")
     if data["version"] != FILE_VERSION or isinstance(data["version"], bool):
         raise GraphFileError(
-            f"{where}: version is {data['version']!r}; this overlap_core reads version "
+            f"{where}: version is {data['version']!r:.60}; this overlap_core reads version "
             f"{FILE_VERSION}"
         )
     try:
@@ -234,17 +239,16 @@ def load_graph(path: str | PathLike[str]) -> OverlapGraph:
     """Read a graph file; see `OverlapGraph.load`."""
     where = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphFileError(f"{where}: cannot be read: {error}") from None
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also an integer of too many digits
-        raise GraphFileError(f"{where}: not JSON: {error}") from None
+        data = read_json(path, "a graph file")
+    except ValueError as error:
+        raise GraphFileError(f"{where}: {error}") from None
     return graph_from_json(data, where)
 
 
 def save_graph(graph: OverlapGraph, path: str | PathLike[str]) -> None:
     """Write a graph file; see `OverlapGraph.save`."""
     lines = json.dumps(graph_to_json(graph), indent=1)
-    Path(path).write_text(lines + "\n", encoding="utf-8")
+    try:
+        Path(path).write_text(lines + "\n", encoding="utf-8")
+    except OSError as error:
+        raise GraphFileError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ from cattrs import Converter, transform_error
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
+from overlap_core._json import check_width
 from overlap_core.costs import Cost, CostRequest, CostSource, Dim, Machine
 from overlap_core.graph import OverlapGraph, Size
 from overlap_core.outcome import GatherOutcome
@@ -21,9 +22,8 @@ from overlap_core.skeleton import SkeletonEntry
 from .costs import CostEntry
 from .report import Report, Section
 
-__all__ = ["check_width", "structure", "unstructure"]
+__all__ = ["structure", "unstructure"]
 
-_MOST_BITS = 63
 _BY_HAND = ("graph", "costs", "requests")
 """Attributes that the file holds in another form."""
 _TYPES: dict[str, Any] = {
@@ -73,13 +73,6 @@ def _say(error: BaseException, _: type | None) -> str:
     if isinstance(error, ForbiddenExtraKeysError):
         return f"unknown key {min(error.extra_fields)!r}"
     return str(error)
-
-
-def check_width(value: T) -> T:
-    """Times and bytes beyond this are damage, and would overflow where they are shown."""
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise ValueError(f"a number of more than 64 bits: {value!s:.12}...")
-    return value
 
 
 def _strict(kind: type[T]) -> Any:

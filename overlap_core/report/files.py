@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from overlap_core._json import read_json
 from overlap_core.errors import ReportFileError
 from overlap_core.graph import graph_from_json, graph_to_json
 
-from .converter import check_width, structure, unstructure
+from .converter import structure, unstructure
 from .costs import CostEntry, cost_entries
 from .report import Report
 
@@ -62,17 +63,9 @@ def load_report(path: str | PathLike[str]) -> Report:
     """Read a report file; see `Report.load`."""
     where = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReportFileError(f"{where}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ReportFileError(f"{where}: not a report: the file is no text") from None
-    if not text.strip():
-        raise ReportFileError(f"{where}: not a report: the file is empty")
-    try:
-        data = json.loads(text, parse_int=_parse_int, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:  # also an integer of too many digits
-        raise ReportFileError(f"{where}: not JSON, or cut off: {error}") from None
+        data = read_json(path, "a report")
+    except ValueError as error:
+        raise ReportFileError(f"{where}: {error}") from None
     return report_from_json(data, where)
 
 
@@ -154,11 +147,7 @@ def _check(report: Report) -> None:
         for position, name in enumerate(names):
             if name not in graph.index:
                 raise ValueError(f"{key}[{position}]: the graph has no node {name!r}")
-
-
-def _parse_int(text: str) -> int:
-    return check_width(int(text))
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number")
+    listed = {entry.node for entry in report.skeleton}
+    for name in report.collectives if listed else ():
+        if name not in listed:
+            raise ValueError(f"skeleton: has no entry of {name!r}, which communicates")

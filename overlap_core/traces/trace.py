@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from overlap_core._json import parse_json, read_bytes
 from overlap_core.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ Event = Mapping[str, Any]
 """One event as the file holds it; `ts` and `dur` are microseconds."""
 
 _GZIP = b"\x1f\x8b"
+_NAMES = ("correlation", "Process Group Name")
+"""What is looked up by its value."""
+_LATEST_US = 2.0**63
 
 
 @frozen(kw_only=True)
@@ -45,20 +47,14 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     """
     where = str(path)
     try:
-        raw = Path(path).read_bytes()
-        text = (gzip.decompress(raw) if raw.startswith(_GZIP) else raw).decode()
+        raw = read_bytes(path)
+        data = parse_json(
+            gzip.decompress(raw) if raw.startswith(_GZIP) else raw, "a trace", any_number=True
+        )
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise TraceFileError(f"{where}: cut off: the compressed data has no end") from None
-    except OSError as error:
-        raise TraceFileError(f"{where}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise TraceFileError(f"{where}: not a trace: the file is no text") from None
-    if not text.strip():
-        raise TraceFileError(f"{where}: not a trace: the file is empty")
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceFileError(f"{where}: not JSON, or cut off: {error}") from None
+    except ValueError as error:
+        raise TraceFileError(f"{where}: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
         raise TraceFileError(
             f"{where}: not a trace of torch.profiler: there is no list 'traceEvents'"
@@ -73,9 +69,19 @@ def load_trace(path: str | PathLike[str]) -> Trace:
 
 
 def _is_complete(event: object) -> bool:
+    """Whether an event has a time and a length, and names where names belong."""
+    if not isinstance(event, dict) or event.get("ph") != "X":
+        return False
+    args = event.get("args") or {}
+    if not isinstance(args, dict):
+        return False
+    names = [event.get("cat"), event.get("name"), *(args.get(key) for key in _NAMES)]
+    return all(_is_time(event.get(key)) for key in ("ts", "dur")) and not any(
+        isinstance(name, (list, dict)) for name in names
+    )
+
+
+def _is_time(value: object) -> bool:
     return (
-        isinstance(event, dict)
-        and event.get("ph") == "X"
-        and all(isinstance(event.get(key), (int, float)) for key in ("ts", "dur"))
-        and isinstance(event.get("args", {}), dict)
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST_US
     )

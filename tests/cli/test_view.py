@@ -48,6 +48,16 @@ def test_a_trace(tmp_path: Path) -> None:
     assert {event["pid"] for event in events} == {1, 2, 3, 4}
 
 
+def test_a_report_is_not_written_over(tmp_path: Path) -> None:
+    source, link = tmp_path / "report.json", tmp_path / "link.json"
+    source.write_bytes(REPORT.read_bytes())
+    link.symlink_to(source)
+    result = run(REPORT, source, "-o", link)
+    assert result.exit_code == 2
+    assert f"{link}: is a report to be read; give another file" in " ".join(result.stderr.split())
+    assert source.read_bytes() == REPORT.read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["html", "perfetto"])
 @pytest.mark.parametrize("name", ["\ud800", "</script>", "a\nb"])
 def test_any_name_can_be_written(tmp_path: Path, kind: str, name: str) -> None:

@@ -187,9 +187,13 @@ def test_bad_input_is_refused_with_place_and_reason(changes: dict[str, Any], mes
     [
         (b"{", "not JSON"),
         (b"[1]", "expected a JSON object, got list"),
-        (b"\xff", "cannot be read"),
+        (b"\xff", "not a graph file: the file is no text"),
+        (b" ", "not a graph file: the file is empty"),
+        (b'{"version": 3, "gathers": []}', "a report, not a graph file: `overlap-core explain`"),
+        (b'{"version": ' + b"1" * 30 + b"}", "not JSON, or cut off: a number of more than 64 bits"),
+        (b'{"version": 1e999}', "not JSON, or cut off: a number that is too large"),
         (b'{"version": ' + b"1" * 5000 + b"}", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not JSON, or cut off: nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_json_object_is_refused(
@@ -199,6 +203,12 @@ def test_a_file_that_is_no_json_object_is_refused(
     path.write_bytes(content)
     with pytest.raises(GraphFileError, match=re.escape(f"{path}: {message}")):
         OverlapGraph.load(path)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    graph = graph_from_json(example())
+    with pytest.raises(GraphFileError, match=r"nowhere/graph\.json: cannot be written: No such"):
+        graph.save(tmp_path / "nowhere" / "graph.json")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -434,6 +434,14 @@ def test_a_broken_report_says_where(changes: dict[str, Any], message: str) -> No
         report_from_json(data, "here")
 
 
+def test_a_skeleton_that_lacks_what_communicates_is_refused() -> None:
+    data = json.loads(GOLDEN.read_text())
+    *_, left_out = data["skeleton"]
+    del data["skeleton"][-1]
+    with pytest.raises(ReportFileError, match=f"skeleton: has no entry of '{left_out['node']}'"):
+        report_from_json(data)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

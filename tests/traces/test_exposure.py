@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_core._marks import CALL_WAIT
 from overlap_core.errors import TraceFileError
@@ -250,3 +253,31 @@ def test_a_trace_of_an_h200_is_measured_as_by_stepping_through_it() -> None:
         times.append(len(free) / 10)
     found = measure_gathers(load_trace(REAL_TRACE), [load_report(REAL_REPORT)])
     assert found.gathers[6].exposed_ns / 1000 == pytest.approx(sorted(times)[1], abs=0.5)
+
+
+BAD_VALUES = (10**400, -1, float("nan"), float("inf"), [1], {"a": 1}, None, True, "x")
+KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+ARGS = ("stream", "correlation", "Process Group Name", "Collective name")
+
+
+@given(
+    st.data(),
+    st.sampled_from([*KEYS, *(f"args.{name}" for name in ARGS)]),
+    st.sampled_from(BAD_VALUES),
+)
+def test_a_damaged_trace_is_measured_or_refused(data: Any, key: str, value: object) -> None:
+    trace = TraceBuilder()
+    trace.step(1, 0, 1000)
+    trace.gather(10, 100)
+    trace.kernel(30, 40)
+    events = [{**event, "args": dict(event.get("args") or {})} for event in trace.events]
+    event = data.draw(st.sampled_from(events))
+    place, _, name = key.rpartition(".")
+    (event["args"] if place else event)[name] = value
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        path.write_text(json.dumps({"traceEvents": events}))
+        try:
+            measure_gathers(load_trace(path), [report_of("a")])
+        except TraceFileError as error:
+            assert "trace" in str(error)
