@@ -31,11 +31,17 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """One rank."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs GPUs with CUDA, and torch finds none")
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it with torchrun, as its description shows")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
@@ -44,7 +50,7 @@ def main() -> None:
     model = shard_module(VideoTransformer(config, device, group), mesh)
     detach_shards(model)
     inputs = example_inputs(config, device, mesh.get_local_rank())
-    floor: torch.Tensor | None = None
+    baseline: torch.Tensor | None = None
     with torch.no_grad():
         for name, more in (
             ("program", {}),
@@ -54,9 +60,9 @@ def main() -> None:
                 label = f"{name}, {'CUDA graphs' if graphs else 'no CUDA graphs'}"
                 compiled = {"fx_graph_cache": False, "triton.cudagraphs": graphs, **more}
                 out = run(label, model, inputs, compiled, options.steps)
-                if out is not None and floor is not None:
-                    say(f"{label}: largest difference {(out - floor).abs().max().item():.3g}")
-                floor = out if floor is None else floor
+                if out is not None and baseline is not None:
+                    say(f"{label}: largest difference {(out - baseline).abs().max().item():.3g}")
+                baseline = out if baseline is None else baseline
     os._exit(0)  # communicators that a graph holds on to can't be taken down in order
 
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from attrs import asdict, field, frozen
 
@@ -17,71 +18,87 @@ if TYPE_CHECKING:
 
     from attrs import Attribute
 
-__all__ = ["OverlapConfig", "disabled_by_environment", "plugins_disabled_by_environment"]
+__all__ = [
+    "OverlapConfig",
+    "check_config",
+    "disabled_by_environment",
+    "plugins_disabled_by_environment",
+]
+
+_MOST_BITS = 63
 
 
-def _at_least(low: float, *, optional: bool = False) -> Any:
-    def check(instance: object, attribute: Attribute[Any], value: float | None) -> None:
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "..."
+
+
+def _refused(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"OverlapConfig({name}={_shown(value)}): expected {expected}")
+
+
+def _at_least(low: float, *, whole: bool = False, optional: bool = False) -> Any:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is None and (optional or attribute.default is None):
             return
-        number: object = value
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, (int, float))
-            or not math.isfinite(number)
-            or number < low
-        ):
-            raise ConfigError(
-                f"OverlapConfig({attribute.name}={value!r}): expected a number of at least {low}"
-            )
+        good = _is_whole(value) or (not whole and isinstance(value, float) and math.isfinite(value))
+        if not good or value < low:  # type: ignore[operator]  # it is a number by now
+            kind = "an integer" if whole else "a number"
+            raise _refused(attribute.name, value, f"{kind} of at least {low}{_width(value)}")
 
     return check
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an integer that others can hold as well: graph and report files, and C."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value.bit_length() <= _MOST_BITS
+
+
+def _width(value: object) -> str:
+    """For messages: the upper bound, if that is what the value breaks."""
+    wide = isinstance(value, int) and value.bit_length() > _MOST_BITS
+    return f" and below 2**{_MOST_BITS}" if wide else ""
+
+
 def _is_bool(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected True or False")
+        raise _refused(attribute.name, value, "True or False")
 
 
 def _is_name(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a non-empty name")
+        raise _refused(attribute.name, value, "a non-empty name")
 
 
 def _is_one_of(*choices: str) -> Any:
     def check(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value not in choices:
-            raise ConfigError(
-                f"OverlapConfig({attribute.name}={value!r}): expected one of {', '.join(choices)}"
-            )
+            raise _refused(attribute.name, value, f"one of {', '.join(choices)}")
 
     return check
 
 
 def _is_path(instance: object, attribute: Attribute[Any], value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-        raise ConfigError(f"OverlapConfig({attribute.name}={value!r}): expected a path as text")
+        raise _refused(attribute.name, value, "a path as text")
 
 
 def _is_coalescing(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value in ("auto", "off"):
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(
-            f"OverlapConfig(coalesce={value!r}): expected 'auto', 'off' or a number of bytes"
-        )
+    if value not in ("auto", "off") and not (_is_whole(value) and value >= 1):
+        expected = f"'auto', 'off' or a number of bytes{_width(value)}"
+        raise _refused(attribute.name, value, expected)
 
 
 def _names(value: object) -> object:
     """Accept any list of names; order and repetition mean nothing, so drop them."""
-    if isinstance(value, str):
-        raise ConfigError(f"OverlapConfig(disable_plugins={value!r}): expected a list of names")
-    try:
-        return tuple(sorted(set(value)))  # type: ignore[call-overload]
-    except TypeError:
-        raise ConfigError(
-            f"OverlapConfig(disable_plugins={value!r}): expected a list of names"
-        ) from None
+    names = None if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise _refused("disable_plugins", value, "a list of names")
+    return tuple(sorted(set(names)))
 
 
 @frozen(kw_only=True)
@@ -101,9 +118,9 @@ class OverlapConfig:
     contention: float | None = field(default=None, validator=_at_least(1))
     """A gather beside compute takes this many times its time alone; None: as measured on GPUs
     while compiling, 1.5 elsewhere."""
-    slack_ns: int = field(default=50_000, validator=_at_least(0))
+    slack_ns: int = field(default=50_000, validator=_at_least(0, whole=True))
     """Extra nanoseconds between the predicted end of a gather and its wait."""
-    max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1))
+    max_in_flight_bytes: int | None = field(default=None, validator=_at_least(1, whole=True))
     """Most bytes of gathered weights between launch and wait on one rank; None: twice the largest
     region."""
     max_peak_growth: float | None = field(default=0.05, validator=_at_least(0, optional=True))
@@ -117,7 +134,7 @@ class OverlapConfig:
     """`measured` times each kind of op once while compiling; `analytical` never times anything."""
     cost_table_path: str | None = field(default=None, validator=_is_path)
     """File in which measured costs are kept for the next start; None: nowhere."""
-    max_replay_bytes: int = field(default=1 << 30, validator=_at_least(0))
+    max_replay_bytes: int = field(default=1 << 30, validator=_at_least(0, whole=True))
     """Most bytes of arguments that one op may get for its measurement."""
     plugin_timeout_s: float = field(default=60.0, validator=_at_least(0.001))
     """Longest time in seconds that one plugin may take for one graph; then it is at fault."""
@@ -141,6 +158,20 @@ class OverlapConfig:
             del values[place]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_config(config: object) -> OverlapConfig:
+    """The configuration, for whoever takes one from a user.
+
+    Raises:
+        ConfigError: it is something else, such as a dict of its fields.
+    """
+    if isinstance(config, OverlapConfig):
+        return config
+    raise ConfigError(
+        f"config: expected an OverlapConfig, got {type(config).__name__} {_shown(config)}; "
+        "write OverlapConfig(...) with its fields by name"
+    )
 
 
 def disabled_by_environment(environ: Mapping[str, str] = os.environ) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .ranks.votes import ModeDecision, Vote
     from .registry import OpRegistry
     from .replay.types import TensorSpec
+    from .report import Report
     from .skeleton.entries import Communication
 
 __all__ = [
@@ -114,8 +115,10 @@ def overlap_materialize_inputs(
     """Make the arguments with which an op can be replayed for a measurement.
 
     When:
-        Before an op is timed, after every argument was made generically: right shape, dtype and
-        device, symbolic dimensions by their hint.
+        Before an op is called for a measurement; and before the one trial call, ahead of all
+        measurements, that shows whether a custom op communicates that isn't declared to. Every
+        argument was made generically by then: right shape, dtype and device, symbolic dimensions
+        by their hint.
 
     Arguments:
         op_name: for instance `mylib::attn_cp`.
@@ -143,7 +146,9 @@ def overlap_realize_tensor(spec: TensorSpec) -> torch.Tensor | None:
     """Make a replay tensor of a dtype that generic noise can't make, such as float8.
 
     When:
-        For each tensor argument of a replay, before the generic way is tried.
+        For each tensor argument of a replay, before the generic way is tried. A replay is a
+        measurement; or the one trial call, ahead of all measurements, that shows whether a custom
+        op communicates that isn't declared to.
 
     Arguments:
         spec: shape and stride in elements, dtype and device, frozen.
@@ -247,7 +252,7 @@ def overlap_adjust_plan(plan: Plan, graph: OverlapGraph) -> Plan | None:
 
 
 @hookspec
-def overlap_report_section(report: Any) -> Mapping[str, Any] | None:
+def overlap_report_section(report: Report) -> Mapping[str, Any] | None:
     """Add a section to the report of a graph.
 
     When:

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 
 from ._discovery import find_plugins, remedy
 from ._hook_calls import HookCalls, function_name
+from .config import check_config
 from .errors import ConfigError, PluginError
 from .registry import OpRegistry, op_was_seen_communicating
 
@@ -100,10 +101,13 @@ class PluginHost:
         `__name__`, or its class's name, and `overlap_plugin_version` or `__version__` its version.
 
         Raises:
-            ConfigError: a plugin to leave out is unknown or essential, or the ladder is unknown.
+            ConfigError: `config` is no `OverlapConfig`, a plugin to leave out is unknown or
+                essential, or the ladder is unknown.
             PluginError: a plugin can't be loaded, clashes with another, implements a hook that
                 doesn't exist or with other arguments, or fails to register its ops.
         """
+        # Whoever installs the pass, or simulates it, hands over here what the user gave.
+        config = check_config(config)
         candidates, notes = find_plugins(config, plugins, environ, installed)
         host = cls(
             candidates,

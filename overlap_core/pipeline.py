@@ -16,7 +16,7 @@ from attrs import evolve
 
 from .coalescing import Choice, choose_labels, decode_labels, encode_labels
 from .costs import apply_measurements
-from .errors import DeadlineError
+from .errors import DeadlineError, DivergenceError
 from .placement import Plan, alone, rebuild_order, settle, stand_still
 from .ranks import (
     Commitment,
@@ -83,6 +83,9 @@ def negotiate(
 
     Returns:
         The outcome; program order unless every rank of the scope committed the same plan.
+
+    Raises:
+        DivergenceError: what was decided cannot be learned, while peers may have moved something.
     """
     side = _Side(view, scope, measurer)
     try:
@@ -95,9 +98,21 @@ def negotiate(
         logger.warning("a negotiation failed: %s", describe_error(error))
         side.failed = True
         wish = side.give_up(f"rank {view.graph.rank} failed: {describe_error(error)}")
-    # Whoever comes here first decides for all, so the ranks of a scope end alike, for one reason.
-    verdict = yield Decide("decision", wish)
-    return side.close(verdict[0])
+    try:
+        # Whoever comes here first decides for all, so the ranks of a scope end alike, for one
+        # reason.
+        [verdict] = yield Decide("decision", wish)
+    except Exception as error:
+        if side.has_voted:
+            raise DivergenceError(
+                f"rank {view.graph.rank} cannot learn whether the ranks reordered this graph "
+                f"({describe_error(error)}), so it may compile no order: look for the rank or the "
+                "connection to the job's store that was lost"
+            ) from error
+        # Without this rank's vote nobody can have moved anything.
+        side.failed = True
+        verdict = side.give_up(f"rank {view.graph.rank} failed: {describe_error(error)}")
+    return side.close(verdict)
 
 
 class _Side:
@@ -131,6 +146,8 @@ class _Side:
         """As `order`, with reductions waited for where they were."""
         self.offer = b""
         self.slower_why = ""
+        self.has_voted = False
+        """All votes are known, so peers may have gone on."""
         self.failed = False
         """A rank was late or could not take part; another start may do better."""
 
@@ -139,6 +156,7 @@ class _Side:
         payloads, nodes = yield from share_explained(
             "vote", encode_vote(self.view.vote), self.index, self.nodes
         )
+        self.has_voted = True
         self.votes = decode_votes(payloads, self.scope)
         fault, difference = "", ""
         self.failed = not all(vote.can for vote in self.votes)

@@ -202,6 +202,9 @@ def register_materialize_inputs(
     The flag counts from the call on, so `register_materialize_inputs("ns::op",
     has_internal_collective=True)` is complete without a function.
 
+    Returns:
+        `fn` as it is; without it a decorator, which returns its function as it is.
+
     Raises:
         RegistrationError: the name is malformed, or the op has another hook already.
     """
@@ -280,7 +283,10 @@ def _check_signature(op_name: str, function: object, hook: object) -> None:
 
 
 def get_materialize_inputs_hook(op_name: str) -> MaterializeInputs | None:
-    """The replay-input hook registered for an op, under any way to write its name."""
+    """The replay-input hook registered for an op, under any way to write its name.
+
+    None: there is none, because the op isn't registered, or without one.
+    """
     entry = _entries.get(canonical_op_name(op_name) or "")
     return entry.materialize_inputs if entry else None
 

@@ -39,6 +39,7 @@ def simulate(
         One outcome a graph, in the order given.
 
     Raises:
+        ConfigError: `config` is no `OverlapConfig`, or no plugin offers its ladder.
         GraphFormatError: two graphs are of the same rank, or of worlds of different sizes.
         PluginError: a plugin cannot be loaded.
     """

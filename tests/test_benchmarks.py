@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,6 +30,10 @@ CONTENDERS = ("unsharded", "program", "ours", "ours:contention=0")
 """The last one is refused, and must not keep the others from running."""
 MODELS = ("video", "moe")
 TOKENS = 32
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = sorted(
+    path.name for path in BENCHMARKS.glob("*.py") if '"__main__"' in path.read_text("utf-8")
+)
 TRACE = Path(__file__).parent / "traces" / "h200-forward.json.gz"
 TRACE_STEPS = 5
 
@@ -182,6 +189,8 @@ def test_all_contenders_by_one_word() -> None:
     ("arguments", "message"),
     [
         (["--contenders", "program,fastest"], "unknown contender 'fastest'; there are: all, "),
+        (["--tokens", "4096,x"], "--tokens: 'x' is no number of tokens; expected for instance"),
+        (["--tokens", "0"], "'0' is no number of tokens"),
         (["--model", "video,cnn"], "unknown model 'cnn'; there are: video, moe, train"),
         (["--model", "moe"], "--model moe needs a plugin: pip install --no-deps plugins/ep_moe"),
     ],
@@ -198,6 +207,51 @@ def test_wrong_arguments(
     with pytest.raises(SystemExit, match="2"):
         import_module("steptime.options").read_options("")
     assert message in capsys.readouterr().err
+
+
+def run_script(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """Run a script up to where it leaves; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+    return left.value.code
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_help_of_a_script_keeps_its_lines(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script(name, "--help", monkeypatch=monkeypatch) == 0
+    doc = ast.get_docstring(ast.parse((BENCHMARKS / name).read_text(encoding="utf-8")))
+    assert doc is not None
+    assert doc in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@pytest.mark.parametrize("name", ["power.py", "cuda_graphs.py"])
+def test_a_script_that_needs_a_gpu_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script(name, "--tokens", "32", monkeypatch=monkeypatch) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"{name}: error: needs (a GPU|GPUs) with CUDA, .*", last)
+
+
+def test_a_rank_is_started_by_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert run_script("cuda_graphs.py", monkeypatch=monkeypatch) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("cuda_graphs.py: error: start it with torchrun, ")
+
+
+def test_lengths_are_read_before_the_gpu_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script("power.py", "--tokens", "many", monkeypatch=monkeypatch) == 2
+    assert "argument --tokens: 'many' is no number of tokens" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -167,6 +167,28 @@ def scenarios(rank: int, world_size: int) -> dict[str, Seen]:
 
     seen["uneven exchange"] = compile_and_look(uneven_exchange, x, w)
 
+    # By their shapes the first of one rank is the second of the other, but not by what they send.
+    (out1, in1), (out2, in2) = (
+        (([4, 6], [4, 4]), ([4, 2], [4, 4])) if rank == 0 else (([4, 2], [6, 2]), ([4, 6], [2, 6]))
+    )
+
+    def crossed_exchanges(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x @ gather(w))[:8]
+        one = functional.all_to_all_single(y, out1, in1, dist.group.WORLD)
+        two = functional.all_to_all_single(y * 2, out2, in2, dist.group.WORLD)
+        return one.sum() + two.sum()
+
+    seen["crossed exchanges"] = compile_and_look(crossed_exchanges, x, w)
+
+    def ring(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops._c10d_functional
+        y = x @ gather(w)
+        sent = ops.wait_tensor(ops.isend(y, 1 - rank, 0, "0"))
+        got = ops.wait_tensor(ops.irecv(torch.zeros_like(y), 1 - rank, 0, "0"))
+        return got.sum() + sent.sum()
+
+    seen["ring"] = compile_and_look(ring, torch.randn(2048, 32), w)
+
     def extra(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = base(x, w, v)
         return y.sum() + (x.T @ x).sum() if rank == 1 else y.sum()
@@ -295,12 +317,31 @@ def test_uneven_splits_are_replayed_with_each_ranks_own(
     assert first[name] == second[name]
 
 
+def test_exchanges_that_only_look_alike_are_not_replayed(results: list[dict[str, Seen]]) -> None:
+    for result in results:
+        ns, source, why = result["crossed exchanges"].entries["_c10d_functional.all_to_all_single"]
+        assert source != "measured", (ns, why)
+        assert "the ranks would issue different collectives for it" in why
+
+
+def test_what_each_rank_sends_elsewhere_is_not_replayed(results: list[dict[str, Seen]]) -> None:
+    for result in results:
+        entries = result["ring"].entries
+        assert entries[GATHER][1] == "measured"
+        for name in ("isend", "irecv"):
+            _, source, why = entries[f"_c10d_functional.{name}"]
+            assert source != "measured"
+            assert "each rank sends or receives with another peer" in why
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "plain",
         "every collective",
         "uneven exchange",
+        "crossed exchanges",
+        "ring",
         "other compute",
         "hooks",
         "one rank's collective",

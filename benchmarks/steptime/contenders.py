@@ -69,7 +69,7 @@ _INDUCTOR: dict[str, dict[str, Any]] = {
 }
 
 CONTENDERS = {
-    "unsharded": "full weights on every rank: the floor",
+    "unsharded": "full weights on every rank: the baseline",
     "program": "sharded, program order",
     "program_bucketed": "sharded, program order, Inductor's bucket_all_gathers_fx='all'",
     "raise_sink": "Inductor's passes raise_comms, sink_waits",

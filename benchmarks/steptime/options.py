@@ -10,7 +10,7 @@ import torch
 from .contenders import CONTENDERS, Contender, parse_contenders
 from .workloads import MODELS, missing_plugin
 
-__all__ = ["DTYPES", "read_options"]
+__all__ = ["DTYPES", "lengths", "read_options"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -25,7 +25,7 @@ def read_options(description: str) -> argparse.Namespace:
     add = parser.add_argument
     add("--contenders", type=_contenders, default="unsharded,program,fsdp2,ours")
     add("--model", type=_models, default="video", help="one or more of: " + ", ".join(MODELS))
-    add("--tokens", type=_lengths, default="4096,8192", help="local lengths, one run each")
+    add("--tokens", type=lengths, default="4096,8192", help="local lengths, one run each")
     add("--ranks", type=int, default=2, help="how many to start; not read under torchrun")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=sorted(DTYPES), help="default: bfloat16 on GPUs, else float32")
@@ -88,5 +88,12 @@ def _models(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _lengths(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def lengths(text: str) -> list[int]:
+    """Read a comma-separated list of numbers of tokens, for argparse."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and int(part) > 0):
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is no number of tokens; expected for instance 4096,8192"
+            )
+    return [int(part) for part in parts]

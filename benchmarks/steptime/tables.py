@@ -71,8 +71,8 @@ def _plain(value: Any) -> Any:
 
 def print_tables(report: Report, title: str, results: Sequence[Result]) -> None:
     """Print step times, and where the time goes if there are profiles."""
-    floor = next((r.summary for r in results if r.label == "unsharded" and r.summary), None)
-    report.show(_times(title, results, floor))
+    baseline = next((r.summary for r in results if r.label == "unsharded" and r.summary), None)
+    report.show(_times(title, results, baseline))
     if any(result.profile for result in results):
         report.show(_profiles(title, results), _gather_groups(title, results))
     for result in results:
@@ -82,7 +82,7 @@ def print_tables(report: Report, title: str, results: Sequence[Result]) -> None:
             report.show(f"{result.label}: {result.pass_note}")
 
 
-def _times(title: str, results: Sequence[Result], floor: Summary | None) -> Table:
+def _times(title: str, results: Sequence[Result], baseline: Summary | None) -> Table:
     table = Table(title=f"{title}: milliseconds a step, medians over rounds, slowest rank")
     table.add_column("contender", overflow="fold")
     for name in (
@@ -102,10 +102,10 @@ def _times(title: str, results: Sequence[Result], floor: Summary | None) -> Tabl
         table.add_row(
             result.label,
             f"{row.back_to_back_ms:.2f}",
-            _ratio(row.back_to_back_ms, floor.back_to_back_ms if floor else None),
+            _ratio(row.back_to_back_ms, baseline.back_to_back_ms if baseline else None),
             f"{row.back_to_back_spread_ms:.2f}",
             f"{row.synchronized_ms:.2f}",
-            _ratio(row.synchronized_ms, floor.synchronized_ms if floor else None),
+            _ratio(row.synchronized_ms, baseline.synchronized_ms if baseline else None),
             f"{row.synchronized_spread_ms:.2f}",
             f"{row.host_ms:.2f}",
             _number(result.compile_s, 1),
@@ -180,8 +180,8 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _ratio(value: float, floor: float | None) -> str:
-    return "-" if not floor else f"{value / floor:.3f}"
+def _ratio(value: float, baseline: float | None) -> str:
+    return "-" if not baseline else f"{value / baseline:.3f}"
 
 
 def _number(value: float | None, digits: int) -> str:

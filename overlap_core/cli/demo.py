@@ -13,6 +13,7 @@ import click
 
 from ._format import format_us
 from ._progress import progress
+from ._seconds import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,8 @@ _TOKENS = 1024
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    type=Seconds(1),
     default=600.0,
     show_default=True,
     help="Seconds after which the ranks are ended.",

@@ -12,6 +12,7 @@ import click
 
 from ._format import plain
 from ._progress import progress
+from ._seconds import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ _PROBLEM_FOUND, _BAD_INPUT = 1, 2
     "--timeout",
     "timeout_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(0, or_more=False),
     default=60.0,
     show_default=True,
     help="How long to wait for other ranks.",

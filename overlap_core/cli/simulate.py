@@ -75,10 +75,13 @@ def _load_graphs(files: Iterable[Path]) -> list[OverlapGraph]:
     for file in files:
         graph = OverlapGraph.load(file)
         if graph.rank in by_rank:
-            raise GraphFileError(
-                f"{file}: rank {graph.rank} is the rank of {by_rank[graph.rank]} too; "
-                "give one file for each rank"
+            first = by_rank[graph.rank]
+            problem = (
+                "is given twice"
+                if file == first
+                else f"rank {graph.rank} is the rank of {first} too"
             )
+            raise GraphFileError(f"{file}: {problem}; give one file for each rank")
         by_rank[graph.rank] = file
         graphs.append(graph)
     return graphs

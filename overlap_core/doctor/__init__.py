@@ -22,6 +22,9 @@ def examine(config: OverlapConfig | None = None) -> tuple[Finding, ...]:
 
     Args:
         config: as it is given to `enable`; None: the defaults.
+
+    Raises:
+        ConfigError: `config` is no `OverlapConfig`.
     """
     facts = look(config)
     found = [*check_rank(facts), *check_process_group(facts)]

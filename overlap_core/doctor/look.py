@@ -1,4 +1,4 @@
-"""Looks at this process and machine, and gathers the facts. Never raises: a fault is a fact."""
+"""Looks at this process and machine, and gathers the facts: a fault is one, and not raised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from overlap_core.config import OverlapConfig, plugins_disabled_by_environment
+from overlap_core.config import OverlapConfig, check_config, plugins_disabled_by_environment
 from overlap_core.errors import OverlapError
 from overlap_core.hookspecs import PROJECT_NAME
 from overlap_core.host import PluginHost
@@ -39,8 +39,11 @@ def look(
         config: as it would be given to `enable`; None: the defaults.
         rank: in a job; None: the plan files of all ranks are looked at.
         environ: of the process.
+
+    Raises:
+        ConfigError: `config` is no `OverlapConfig`.
     """
-    config = OverlapConfig() if config is None else config
+    config = OverlapConfig() if config is None else check_config(config)
     return RankFacts(
         rank=rank or 0,
         overlap_core=metadata.version(_DISTRIBUTION),

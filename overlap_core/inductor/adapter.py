@@ -24,6 +24,7 @@ from .dependencies import (
     comm_order_deps,
     is_collective_kernel,
     is_wait_kernel,
+    operations_inside,
 )
 from .groups import GroupResolver
 from .numbering import find_captured
@@ -197,7 +198,10 @@ def _describe(
     shapes, dtypes = _outputs(snode, sizes)
     group: str | None = None
     nbytes: int | None = None
-    issues = kind is NodeKind.OPAQUE and op_has_internal_collective(op)
+    inside = any(map(_may_communicate, operations_inside(snode.node)))
+    if inside:
+        kind = NodeKind.OPAQUE
+    issues = inside or (kind is NodeKind.OPAQUE and op_has_internal_collective(op))
     if kind is NodeKind.COLLECTIVE or issues:
         group = _group_name(snode.node, groups)
     if kind is NodeKind.COLLECTIVE:
@@ -221,6 +225,14 @@ def _describe(
     if kind is NodeKind.WAIT or op == MULTI_OUTPUT or isinstance(snode, NopKernelSchedulerNode):
         return node, None
     return node, describe_work(snode, node, sizes)
+
+
+def _may_communicate(operation: Any) -> bool:
+    """Whether an operation of a graph inside a node communicates, or nobody can say."""
+    if isinstance(operation, ir._CollectiveKernel):
+        return True
+    op = str(getattr(operation, "op_overload", None) or "")
+    return bool(op) and op.partition(".")[0] not in _TRANSPARENT_NAMESPACES
 
 
 def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:

@@ -14,13 +14,14 @@ from torch._inductor.dependencies import WeakDep
 from torch.utils._ordered_set import OrderedSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "comm_buffer_names",
     "comm_order_deps",
     "is_collective_kernel",
     "is_wait_kernel",
+    "operations_inside",
     "reorder_comm_deps",
 ]
 
@@ -35,6 +36,16 @@ def is_collective_kernel(snode: Any) -> bool:
 def is_wait_kernel(snode: Any) -> bool:
     """A node that waits for a collective."""
     return isinstance(snode.node, ir._WaitKernel)
+
+
+def operations_inside(inner: Any) -> Iterator[Any]:
+    """Operations of the graphs that a node calls, such as the branches of `torch.cond`."""
+    # Subgraphs are attributes of their own in each class that has some.
+    for value in vars(inner).values() if isinstance(inner, ir.ExternKernel) else ():
+        if isinstance(value, ir.Subgraph):
+            for operation in getattr(value.graph, "operations", ()):
+                yield operation
+                yield from operations_inside(operation)
 
 
 def comm_order_deps(snode: Any, comm_buffers: frozenset[str]) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .signatures import describe_call, find_exchange, is_uneven
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -32,6 +34,12 @@ class SilentCollectives(TorchDispatchMode):
         """Gather nothing but what is issued, or in `allocated` also what ops allocate."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[str] = []
+        self.calls: list[str] = []
+        """The same, with what peers must call alike."""
+        self.exchanges: list[list[Any]] = []
+        """Of those all-to-alls whose pieces differ in size, see `find_exchange`."""
+        self.is_uneven = False
+        """Whether nobody can say if the peers' calls fit."""
         self._allocated = allocated
 
     def __torch_dispatch__(
@@ -47,7 +55,7 @@ class SilentCollectives(TorchDispatchMode):
         if func.namespace in _FUNCTIONAL:
             return self._counted(self._functional(func, args, kwargs))
         if func.namespace == "c10d":
-            self.issued.append(str(func))
+            self._note(func, args, kwargs)
             return _c10d_result(func, args)
         if func.namespace in _TRANSPARENT:
             return self._counted(func(*args, **kwargs))
@@ -61,11 +69,18 @@ class SilentCollectives(TorchDispatchMode):
     def _counted(self, result: Any) -> Any:
         return result if self._allocated is None else self._allocated.add(result)
 
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.issued.append(str(func))
+        self.calls.append(describe_call(func, args, kwargs))
+        self.is_uneven |= is_uneven(func, args, kwargs)
+        if (exchange := find_exchange(func, args, kwargs)) is not None:
+            self.exchanges.append(exchange)
+
     def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
         if name == "wait_tensor":
             return args[0]
-        self.issued.append(str(func))
+        self._note(func, args, kwargs)
         if name.endswith("_out"):
             return kwargs["out"]
         if name.endswith("_"):

@@ -100,11 +100,13 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     if view.skeleton is None:
         return None
     nodes = [view.graph.nodes[position] for position in view.skeleton.positions]
-    ranks = json.dumps(list({node.group: node.group_ranks for node in nodes}.values()))
+    ranks = list({node.group: node.group_ranks for node in nodes}.values())
+    # Under another wrapper of Inductor's no call can be made, so no agreement on calls be followed.
+    single = sum(node.name in view.keep_alone for node in nodes)
     return GraphKey(
         code=identity,
         structure=structure_of(view.graph, view.skeleton),
-        groups=hashlib.sha256(ranks.encode()).hexdigest(),
+        groups=hashlib.sha256(json.dumps([ranks, single]).encode()).hexdigest(),
     )
 
 

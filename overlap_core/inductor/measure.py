@@ -23,7 +23,7 @@ from overlap_core.costs import (
 )
 from overlap_core.errors import CostTableError, ReplayError
 from overlap_core.graph import NodeKind
-from overlap_core.ranks.lockstep import ProbeOffer
+from overlap_core.ranks.lockstep import ProbeOffer, Rehearsal
 from overlap_core.replay import TensorSpec
 from overlap_core.replay.realize import needed_bytes, realize_arguments
 from overlap_core.replay.timing import (
@@ -40,6 +40,7 @@ from .intercept import Allocations, SilentCollectives
 from .kernels import Kernels, compile_kernels
 from .probes import MachineProbes
 from .replays import replay_item
+from .signatures import is_one_sided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,9 @@ _LOAD_CALLS = 150
 """About 30 ms on a current data center GPU."""
 _OPAQUE_PROBES = 4
 """Silent opaque ops whose host time is looked at; each takes one load."""
+
+_SILENT_CALLS = 5
+"""Timed calls of an op whose communication is held back; the same on all ranks."""
 
 _workspaces: dict[str, int] = {}
 """What ops allocate beside their outputs, as seen in this process."""
@@ -109,6 +113,7 @@ class DeviceMeasurer:
             else:
                 self._compute.setdefault(key, (request, snode))
         self._items: dict[str, ReplayItem] = {}
+        self._prepared: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._parts: dict[str, int] = {}
         self._opaque_host_ns: list[int] = []
         self._probes: MachineProbes | None = None
@@ -184,6 +189,8 @@ class DeviceMeasurer:
                     continue
                 try:
                     item = replay_item(snode, self._sizes)
+                    if is_one_sided(item.op_name):
+                        raise ReplayError("each rank sends or receives with another peer")
                     self._arguments(item)
                     self._items[key] = item
                     offered[key] = self._groups.get(key, ())
@@ -191,17 +198,27 @@ class DeviceMeasurer:
                     self._refused[key] = f"{type(error).__name__}: {_first_line(error)}"
         return offered
 
-    def rehearse(self, key: str) -> str:
+    def rehearse(self, key: str) -> Rehearsal:
         item, (request, _) = self._items[key], self._issuing[key]
         with self._measuring("communication"):
             args, kwargs = self._arguments(item)
-            issued, nbytes = _call_silently(item, args, kwargs)
+            silent, nbytes = _call_silently(item, args, kwargs)
             if request.kind == NodeKind.OPAQUE:
                 _workspaces[key] = nbytes
-                with SilentCollectives():
-                    self._parts[key] = self._time(item, args, kwargs)
+                # One that issues nothing here may communicate all the same, past the dispatcher:
+                # then all ranks must call it as often as each other.
+                if silent.issued:
+                    with SilentCollectives():
+                        self._parts[key] = self._time(item, args, kwargs, calls=_SILENT_CALLS)
             self._make_room(_device_of(args, kwargs), request.nbytes)
-        return " ".join(issued)
+        if silent.is_uneven:
+            raise ReplayError("its ranks exchange pieces of different sizes")
+        return Rehearsal(calls=tuple(silent.calls), exchanges=silent.exchanges)
+
+    def prepare(self, key: str) -> None:
+        self._prepared.clear()  # of a key that a peer could not prepare
+        with self._measuring("communication"):
+            self._prepared[key] = self._arguments(self._items[key])
 
     def _make_room(self, device: str, nbytes: int | None) -> None:
         """Take what the replay will take, so that a lack of memory is told and not met there."""
@@ -234,8 +251,8 @@ class DeviceMeasurer:
 
     def replay(self, key: str) -> int:
         item, (request, _) = self._items[key], self._issuing[key]
+        args, kwargs = self._prepared.pop(key)
         with self._measuring("communication"):
-            args, kwargs = self._arguments(item)
             device = _device_of(args, kwargs)
             timing = time_in_lockstep(
                 lambda: item.call(*args, **kwargs),
@@ -341,9 +358,17 @@ class DeviceMeasurer:
             )
         return realize_arguments(item, self._host.materialize, self._host.realize_tensor)
 
-    def _time(self, item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _time(
+        self,
+        item: ReplayItem,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        calls: int | None = None,
+    ) -> int:
         device = _device_of(args, kwargs)
-        return time_calls(lambda: item.call(*args, **kwargs), device, hold=self._hold(device))
+        return time_calls(
+            lambda: item.call(*args, **kwargs), device, hold=self._hold(device), calls=calls
+        )
 
 
 def _can_benchmark(request: CostRequest, snode: Any) -> bool:
@@ -368,12 +393,12 @@ def _generated(wanted: Mapping[str, tuple[CostRequest, Any]]) -> Mapping[str, An
 
 def _call_silently(
     item: ReplayItem, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[str], int]:
+) -> tuple[SilentCollectives, int]:
     """What an op would issue, and the bytes that it allocates beside its outputs."""
     allocated = Allocations()
     with SilentCollectives(allocated) as silent:
         result = item.call(*args, **kwargs)
-    return silent.issued, allocated.beside(result)
+    return silent, allocated.beside(result)
 
 
 def _wait_for(item: ReplayItem, result: Any) -> None:

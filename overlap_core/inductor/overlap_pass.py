@@ -298,7 +298,22 @@ class OverlapPass:
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
         finally:
             exchange.leave()
-        agreements = job.agreements(config, self.host)
+        try:
+            self._remember(sight, outcome, key, job)
+        except Exception as error:
+            if outcome.committed:
+                raise DivergenceError(
+                    f"rank {job.rank} cannot remember what the ranks agreed on "
+                    f"({type(error).__name__}: {error}); please report this"
+                ) from error
+            raise
+        return sight, outcome
+
+    def _remember(
+        self, sight: _Sight, outcome: RankOutcome, key: GraphKey | None, job: Job
+    ) -> None:
+        """Keep an agreement and what was measured, for the next graphs and starts."""
+        agreements = job.agreements(self.config, self.host)
         if outcome.machine != IDEAL:
             agreements.machine = outcome.machine
         for request, cost in zip(outcome.requests, outcome.costs, strict=False):
@@ -306,7 +321,6 @@ class OverlapPass:
                 agreements.costs[request] = cost
         if key is not None and (outcome.lasting or sight.can_gain):
             agreements.add(key, agreement_of(sight.view, outcome))
-        return sight, outcome
 
 
 @frozen(kw_only=True)

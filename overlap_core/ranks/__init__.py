@@ -9,7 +9,7 @@ from .differences import encode_nodes, find_difference
 from .lockstep import Measurer, agree_on_costs, agree_on_machine
 from .memory import run_in_memory, run_loopback
 from .messages import Commitment, Proposal, decode_each, decode_votes, encode_vote
-from .negotiation import Decide, Share, share_distinct, share_explained
+from .negotiation import Decide, Share, meet, share_distinct, share_explained
 from .scopes import connected_scopes, one_sided
 from .store import StoreExchange
 from .votes import Mode, ModeDecision, Vote
@@ -36,6 +36,7 @@ __all__ = [
     "encode_nodes",
     "encode_vote",
     "find_difference",
+    "meet",
     "one_sided",
     "reconcile",
     "run_in_memory",

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from overlap_core.costs import Cost, CostSource, Machine
 
-from .negotiation import Share, share_distinct
+from .negotiation import meet, share_distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Measurer", "ProbeOffer", "agree_on_costs", "agree_on_machine"]
+__all__ = ["Measurer", "ProbeOffer", "Rehearsal", "agree_on_costs", "agree_on_machine"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,20 @@ class ProbeOffer:
     """What ranks agreed on earlier in this process; empty: it has to run."""
 
 
+@frozen(kw_only=True)
+class Rehearsal:
+    """What one rank would issue for a key."""
+
+    calls: tuple[str, ...] = ()
+    """Equal on all ranks, or they don't replay it."""
+    exchanges: Sequence[Sequence[Any]] = ()
+    """Uneven all-to-alls: the ranks of the group, rows received from and sent to each of them."""
+
+    def encode(self) -> list[Any]:
+        """As plain data."""
+        return [" ".join(self.calls), [*self.exchanges]]
+
+
 class Measurer(TypingProtocol):
     """What one rank can measure. Keys are digests of structural keys."""
 
@@ -66,8 +80,11 @@ class Measurer(TypingProtocol):
         Each with the ranks of the group that the replay communicates on; empty: unknown.
         """
 
-    def rehearse(self, key: str) -> str:
-        """Call one of them without letting it communicate; what it would have issued."""
+    def rehearse(self, key: str) -> Rehearsal:
+        """Call one of them without letting it communicate; what it would have issued.
+
+        With a fixed number of calls: what does not go through torch.distributed can't be held back.
+        """
 
     def refused(self) -> Mapping[str, str]:
         """Keys of what communicates and was not offered, each with the reason."""
@@ -77,6 +94,9 @@ class Measurer(TypingProtocol):
 
     def workspace_bytes(self, key: str) -> int:
         """Bytes that an opaque op allocates beside its outputs while it runs; 0: none, unknown."""
+
+    def prepare(self, key: str) -> None:
+        """Make all that `replay` needs, so that it fails for no reason of this rank alone."""
 
     def replay(self, key: str) -> int:
         """Nanoseconds of one collective, with a fixed number of calls; all ranks call it now."""
@@ -131,28 +151,32 @@ def agree_on_costs(measurer: Measurer, index: int) -> Protocol[dict[str, Cost]]:
     everywhere = {key for key in everywhere if _is_split([offer[key] for offer in offers])}
     # Rehearsed by all ranks in one order, so that even an op whose communication cannot be held
     # back (it does not go through torch.distributed) finds its peers.
-    rehearsed = {key: _try(measurer.rehearse, key) for key in offered if key in everywhere}
+    rehearsed: dict[str, tuple[bool, Any]] = {}
+    if everywhere and (yield from meet("costs/rehearse")):
+        for key in sorted(everywhere):
+            ok, said = _try(measurer.rehearse, key)
+            rehearsed[key] = ok, said.encode() if isinstance(said, Rehearsal) else said
     rehearsals = [
         json.loads(r)
         for r in (yield from share_distinct("costs/rehearsal", _pack(rehearsed), index))
     ]
-    common = [
-        key
-        for key, (ok, signature) in rehearsed.items()
-        if all(other[key] == [True, signature] for other in rehearsals) and ok
-    ]
+    common = [key for key in rehearsed if _fits([other[key] for other in rehearsals])]
     times: dict[str, int | str] = {}
     for key in common:
-        # A barrier, so that the timed calls start together.
-        yield Share(f"costs/{key[:16]}", b"ready")
-        times[key] = _try(measurer.replay, key)[1]
-    said = {
+        able, trouble = _try(measurer.prepare, key)
+        # They start together, or not at all.
+        together = yield from meet(f"costs/{key[:16]}", ready=able)
+        if together:
+            times[key] = _try(measurer.replay, key)[1]
+        else:
+            times[key] = "a peer could not make its arguments" if able else str(trouble)
+    measured = {
         "times": times,
         "inside": {key: measurer.compute_part_ns(key) for key in common},
         "own": {k: cost.ns for k, cost in own.items() if cost.source is CostSource.MEASURED},
     }
     answers = [
-        json.loads(a) for a in (yield from share_distinct("costs/times", _pack(said), index))
+        json.loads(a) for a in (yield from share_distinct("costs/times", _pack(measured), index))
     ]
     agreed: dict[str, Cost] = {}
     for key in common:
@@ -197,7 +221,7 @@ def agree_on_machine(measurer: Measurer, index: int) -> Protocol[Machine]:
     if missing:
         results: dict[str, Any] = {}
         for name in missing:
-            yield Share(f"machine/{name}", b"ready")
+            yield from meet(f"machine/{name}")
             results[name] = _try(_plain_values, measurer, name)[1]
         answers = [
             json.loads(a)
@@ -280,6 +304,33 @@ def _is_right(values: Any, count: int) -> bool:
     return isinstance(values, list) and len(values) == count and all(map(math.isfinite, values))
 
 
+def _fits(rehearsals: Sequence[Sequence[Any]]) -> bool:
+    """Whether all ranks were able to rehearse, and what they would issue meets."""
+    if not all(ok for ok, _ in rehearsals):
+        return False
+    calls, exchanges = zip(*(said for _, said in rehearsals), strict=True)
+    if len(set(calls)) > 1 or len({len(each) for each in exchanges}) > 1:
+        return False
+    return all(map(_is_exchange, zip(*exchanges, strict=True)))
+
+
+def _is_exchange(sides: Sequence[Sequence[Any]]) -> bool:
+    """Whether each rank receives what the others of its group send, by what each rank says."""
+    by_group: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
+    for ranks, received, sent in sides:
+        by_group.setdefault(tuple(ranks), []).append((received, sent))
+    return all(
+        # Ranks of a group come in its order, since a scope's and a group's are ascending.
+        len(members) == len(ranks)
+        and all(
+            members[i][0][j] == members[j][1][i]
+            for i in range(len(ranks))
+            for j in range(len(ranks))
+        )
+        for ranks, members in by_group.items()
+    )
+
+
 def _together(times: Sequence[int | str], inside: Sequence[int | None]) -> Cost:
     """One collective-bearing key from what all ranks measured."""
     failures = [time for time in times if isinstance(time, str)]
@@ -294,7 +345,7 @@ def _together(times: Sequence[int | str], inside: Sequence[int | None]) -> Cost:
 def _why_not_common(
     key: str,
     offers: Sequence[Mapping[str, Any]],
-    rehearsals: Sequence[Mapping[str, tuple[bool, str]]],
+    rehearsals: Sequence[Mapping[str, Sequence[Any]]],
 ) -> str:
     absent = sum(key not in offer for offer in offers)
     if absent:

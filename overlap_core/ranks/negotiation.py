@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
+from overlap_core.errors import DeadlineError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
@@ -23,6 +25,7 @@ __all__ = [
     "Protocol",
     "Share",
     "first_places",
+    "meet",
     "share_distinct",
     "share_explained",
 ]
@@ -33,6 +36,8 @@ DIGEST = "/digest"
 """Ends the name of a step at which ranks mostly say the same short text."""
 
 _NEWLINE = b"\n"
+_READY, _NOT_READY = b"ready", b"not ready"
+_GO, _STOP = b"go", b"stop"
 
 
 @frozen
@@ -115,3 +120,33 @@ def share_distinct(step: str, payload: bytes, index: int) -> Protocol[tuple[byte
         return (payload,) * len(digests)
     details = yield Share(f"{step}/detail", payload if index in speakers.values() else b"")
     return tuple(details[speakers[digest]] for digest in digests)
+
+
+def meet(step: str, *, ready: bool = True) -> Protocol[bool]:
+    """Come together right before what only works if all ranks do it, such as a collective.
+
+    A word that was given can't be taken back: a peer may have seen that all are ready just before
+    this rank stopped waiting. So whoever waited in vain asks what was decided, and takes part if
+    somebody has gone ahead.
+
+    Args:
+        step: name of the step, equal on all ranks.
+        ready: False: this rank can't, so nobody shall.
+
+    Returns:
+        Whether all ranks do it now.
+
+    Raises:
+        DeadlineError: a rank did not come, and nobody goes ahead.
+    """
+    missed: Exception | None = None
+    try:
+        words = yield Share(step, _READY if ready else _NOT_READY)
+        if _NOT_READY in words:
+            return False
+    except Exception as error:
+        missed = error
+    verdict = yield Decide(f"{step}/go", _STOP if missed else _GO)
+    if verdict[0] == _GO:
+        return True
+    raise missed or DeadlineError(f"a rank gave up on step {step!r}")

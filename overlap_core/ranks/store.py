@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import time
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 from typing import Protocol as TypingProtocol
@@ -26,7 +27,7 @@ from .scopes import one_sided
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .negotiation import Protocol
+    from .negotiation import Protocol, Share
 
 __all__ = ["KeyValueStore", "ScopeFound", "StoreExchange"]
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 _PROGRESS_AFTER_S = 10.0
+_DECIDE_PAUSES_S = (0.1, 1.0, 3.0)
+"""Before a decision is asked for once more, if the store cannot be reached."""
 _FEW = 64
 """Up to so many ranks are looked at one by one; the more there are, the less often."""
 _SELDOM = 10
@@ -200,27 +203,27 @@ class StoreExchange:
     def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:
         """Drive this rank's side of a negotiation to its end.
 
-        A peer that does not answer in time is told to the protocol as `DeadlineError`, after
-        which only `Decide` is asked for.
+        A peer that does not answer in time is told to the protocol as `DeadlineError`, and what the
+        store raises as it is; the protocol then asks what was decided.
         """
-        where = f"{scope[0]}-{scope[-1]}.{len(scope)}"
         request = next(protocol)
-        answer: tuple[bytes, ...]
         while True:
             try:
-                step = f"{where}/{request.step}"
-                if isinstance(request, Decide):
-                    answer = (self._decide(step, request.payload),)
-                else:
-                    answer = self._share(step, request.payload, scope)
-                request = protocol.send(answer)
+                answer = self._answer(request, scope)
+            except Exception as error:
+                go_on = partial(protocol.throw, error)
+            else:
+                go_on = partial(protocol.send, answer)
+            try:
+                request = go_on()
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
-            except DeadlineError as error:
-                try:
-                    request = protocol.throw(error)
-                except StopIteration as stop:
-                    return stop.value  # type: ignore[no-any-return]
+
+    def _answer(self, request: Share | Decide, scope: tuple[int, ...]) -> tuple[bytes, ...]:
+        step = f"{scope[0]}-{scope[-1]}.{len(scope)}/{request.step}"
+        if isinstance(request, Decide):
+            return (self._decide(step, request.payload),)
+        return self._share(step, request.payload, scope)
 
     def leave(self) -> None:
         """Tell peers that wait for this rank that it won't answer any more. Never raises."""
@@ -251,6 +254,13 @@ class StoreExchange:
 
     def _decide(self, step: str, payload: bytes) -> bytes:
         key = f"{self._prefix}/{step}"
+        # Asking again gives what stands, whether an earlier try got through or not.
+        for pause_s in _DECIDE_PAUSES_S:
+            try:
+                return bytes(self._store.compare_set(key, "", payload.decode()))
+            except Exception as error:
+                logger.warning("rank %d asks again what was decided: %s", self._rank, error)
+                time.sleep(pause_s)
         return bytes(self._store.compare_set(key, "", payload.decode()))
 
     def _collect(self, step: str, ranks: Sequence[int]) -> dict[int, bytes]:

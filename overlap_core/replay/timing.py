@@ -52,16 +52,16 @@ def time_calls(
     device: str,
     *,
     hold: Callable[[], None] | None = None,
+    calls: int | None = None,
 ) -> int:
     """Nanoseconds of one call that does not communicate, without the host's share on a GPU.
-
-    As many calls are timed as fit into 20 ms, between 3 and 20.
 
     Args:
         call: what to time; called twice before, to load and to choose kernels.
         device: where it runs, for instance `cpu` or `cuda:0`.
         hold: keeps the device busy while calls are queued, so that short kernels are timed back
             to back and not the host.
+        calls: how many to time; None: as fit into 20 ms, between 3 and 20.
     """
     cuda = device.startswith("cuda")
     for _ in range(_WARM_UP - 1):
@@ -73,7 +73,7 @@ def time_calls(
     if cuda:
         torch.cuda.synchronize(device)
     once_ns = max(1, time.perf_counter_ns() - start_ns)
-    iterations = min(_MOST, max(_LEAST, _TARGET_NS // once_ns))
+    iterations = calls or min(_MOST, max(_LEAST, _TARGET_NS // once_ns))
     if not cuda:
         return _median_wall_ns(call, iterations)
     with torch.cuda.device(device):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,7 +16,6 @@ from overlap_core.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 WAIT = "_c10d_functional.wait_tensor.default"
@@ -241,6 +241,34 @@ def test_two_files_of_one_rank_are_refused(write: Callable[..., str]) -> None:
     assert result.exit_code == 2
     assert "again.json: rank 0 is the rank of" in result.stderr
     assert "rank0.json" in result.stderr
+
+
+def test_a_file_that_is_given_twice_is_named_once(write: Callable[..., str]) -> None:
+    path = write(graph_data(0))
+    result = run(path, path)
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: {path}: is given twice; give one file for each rank\n"
+
+
+REPORT = Path(__file__).parents[1] / "report" / "report-v1.json"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "not a graph file: the file is empty"),
+        (REPORT.read_bytes(), "a report, not a graph file: `overlap-core explain` reads it"),
+    ],
+    ids=["missing", "empty", "a report"],
+)
+def test_an_error_names_the_file_once(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "rank0.json"
+    if content is not None:
+        path.write_bytes(content)
+    result = run(str(path))
+    assert result.exit_code == 2
+    assert result.stderr == f"Error: {path}: {message}\n"
 
 
 def test_no_file_is_bad_usage() -> None:

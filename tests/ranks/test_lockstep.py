@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from overlap_core.costs import Cost, CostSource, Machine
 from overlap_core.inductor.groups import default_store
 from overlap_core.ranks import StoreExchange, agree_on_costs, run_in_memory
-from overlap_core.ranks.lockstep import ProbeOffer, agree_on_machine
+from overlap_core.ranks.lockstep import ProbeOffer, Rehearsal, agree_on_machine
 from overlap_core.testing import CollectiveRecorder, run_ranks
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class Bench:
     calls: list[str] = field(factory=list)
     probes: dict[str, Sequence[float]] = field(factory=dict)
     """What each probe gives here."""
+    exchanges: dict[str, list[Any]] = field(factory=dict)
+    """Uneven all-to-alls that a key would issue."""
+    unprepared: tuple[str, ...] = ()
+    """Keys whose arguments cannot be made in the end."""
     groups: dict[str, tuple[int, ...]] = field(factory=dict)
     known: dict[str, tuple[float, ...]] = field(factory=dict)
     """What probes gave before."""
@@ -58,10 +62,13 @@ class Bench:
     def offer(self, known: Mapping[str, Cost]) -> Mapping[str, tuple[int, ...]]:
         return {key: self.groups.get(key, ()) for key in self.issuing if key not in known}
 
-    def rehearse(self, key: str) -> str:
+    def rehearse(self, key: str) -> Rehearsal:
         if key in self.broken:
             raise ValueError("no rehearsal")
-        return self.signatures.get(key, "all_gather")
+        return Rehearsal(
+            calls=(self.signatures.get(key, "all_gather"),),
+            exchanges=self.exchanges.get(key, ()),
+        )
 
     def refused(self) -> Mapping[str, str]:
         return {}
@@ -71,6 +78,10 @@ class Bench:
 
     def compute_part_ns(self, key: str) -> int | None:
         return self.issuing[key] // 2
+
+    def prepare(self, key: str) -> None:
+        if key in self.unprepared:
+            raise RuntimeError("no memory")
 
     def replay(self, key: str) -> int:
         self.calls.append(key)
@@ -103,6 +114,40 @@ def agree(*benches: Bench) -> tuple[dict[str, Cost], ...]:
     results = run_in_memory([agree_on_costs(bench, i) for i, bench in enumerate(benches)])
     assert len({tuple(bench.calls) for bench in benches}) == 1, "ranks replayed different things"
     return results
+
+
+EXCHANGES = {
+    "fits": ([[0, 1], [1, 2], [1, 3]], [[0, 1], [3, 5], [2, 5]]),
+    "not what was sent": ([[0, 1], [1, 2], [1, 3]], [[0, 1], [3, 5], [4, 5]]),
+    "equal, but not each other's": ([[0, 1], [4, 2], [2, 4]], [[0, 1], [4, 2], [2, 4]]),
+    "another group": ([[0, 1], [1, 2], [1, 3]], [[1], [3], [3]]),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGES)
+def test_uneven_exchanges_are_replayed_where_they_fit(case: str) -> None:
+    first, second = (
+        Bench(issuing={"a2a": 10}, exchanges={"a2a": [side]}) for side in EXCHANGES[case]
+    )
+    for costs in agree(first, second):
+        assert (costs["a2a"].ns is not None) == (case == "fits")
+
+
+def test_an_uneven_exchange_is_not_replayed_beside_an_even_one() -> None:
+    uneven = Bench(issuing={"a2a": 10}, exchanges={"a2a": [[[0, 1], [1, 2], [1, 3]]]})
+    assert agree(uneven, Bench(issuing={"a2a": 10}))[0]["a2a"].ns is None
+
+
+def test_what_one_rank_cannot_prepare_is_replayed_by_none() -> None:
+    first = Bench(issuing={"gather": 10, "other": 3})
+    second = Bench(issuing={"gather": 8, "other": 4}, unprepared=("gather",))
+    for costs in agree(first, second):
+        assert costs["gather"].ns is None
+        assert costs["gather"].why == (
+            "the replay failed on a rank: a peer could not make its arguments"
+        )
+        assert costs["other"].ns == 4
+    assert first.calls == second.calls == ["other"]
 
 
 def test_what_all_share_gets_the_maximum_and_the_rest_stays_ones_own() -> None:

@@ -1,35 +1,32 @@
-"""Reduce-scatters out early and waited for late: known cases, and what holds for any graph."""
+"""Reduce-scatters waited for late: known cases, and what holds for any graph."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from attrs import evolve
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from overlap_core import Node, NodeKind, OverlapConfig, OverlapGraph
-from overlap_core.costs import resolve_costs
-from overlap_core.placement import TimelineModel, build_frame, propose, rebuild_order
-from overlap_core.placement.reductions import launch_early, wait_late
+from overlap_core import Node, NodeKind, OverlapGraph
+from overlap_core.placement.reductions import launch_early
 from overlap_core.testing import assert_legal
-from overlap_core.testing.strategies import costs, graphs
+from overlap_core.testing.strategies import graphs
 
 from ..small_graphs import cast, gather, graph_of, mm, opaque, reduce_scatter, skeleton_of, wait
 from .byte_oracle import bytes_around
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from overlap_core.costs import Cost
-
-Order = tuple[int, ...]
-
-
-def early(*nodes: Node, **more: Any) -> str:
-    graph = graph_of(*nodes, **more)
-    return words(graph, launch_early(graph, skeleton_of(graph)))
+from .reduction_graphs import (
+    Order,
+    communication,
+    exposed_ns,
+    permuted,
+    place_gathers,
+    reductions,
+    sink,
+    training_graphs,
+    words,
+)
 
 
 def late(
@@ -43,139 +40,9 @@ def late(
     return words(graph, sink(graph, range(len(nodes)), bound_bytes, slack_ns, contention))
 
 
-def words(graph: OverlapGraph, order: Sequence[int]) -> str:
-    return " ".join(graph.nodes[position].name for position in order)
-
-
-def sink(
-    graph: OverlapGraph,
-    order: Sequence[int],
-    bound_bytes: int | None = None,
-    slack_ns: int | None = 0,
-    contention: float = 1,
-) -> Order:
-    return wait_late(
-        graph,
-        skeleton_of(graph),
-        costs_of(graph),
-        order,
-        bound_bytes=bound_bytes,
-        slack_ns=slack_ns,
-        contention=contention,
-    )
-
-
-def exposed_ns(graph: OverlapGraph, order: Sequence[int]) -> int:
-    """Over all collectives."""
-    return sum(model_of(graph).run(order).exposed_ns.values())
-
-
-def total_ns(graph: OverlapGraph, order: Sequence[int]) -> int:
-    return model_of(graph).run(order).total_ns
-
-
-def model_of(graph: OverlapGraph) -> TimelineModel:
-    return TimelineModel(graph, skeleton_of(graph), costs_of(graph))
-
-
-def costs_of(graph: OverlapGraph) -> tuple[Cost, ...]:
-    """As the nodes say, and else unknown."""
-    return resolve_costs(graph, lambda request: None)
-
-
-def permuted(graph: OverlapGraph, order: Sequence[int]) -> OverlapGraph:
-    """The graph as if it had come in that order."""
-    return evolve(graph, nodes=tuple(graph.nodes[position] for position in order))
-
-
 def sized(node: Node, nbytes: int) -> Node:
     """The node with one output of so many bytes."""
     return evolve(node, sizes=((nbytes // 4,),), dtypes=("float32",), nbytes=None)
-
-
-# Launches
-
-
-def test_a_launch_goes_right_behind_what_it_needs() -> None:
-    nodes = (mm("a"), mm("b"), mm("d"), reduce_scatter("r", "a"), wait("r"), mm("e", "w.r"))
-    assert early(*nodes) == "a r b d w.r e"
-
-
-def test_a_cast_that_serves_it_alone_goes_along() -> None:
-    nodes = (mm("a"), mm("b"), cast("c", "a"), mm("d"), reduce_scatter("r", "c"), wait("r"))
-    assert early(*nodes) == "a c r b d w.r"
-    # Inductor's waits read the collective's input too.
-    assert early(*nodes[:5], evolve(wait("r"), reads=("r", "c"))) == "a c r b d w.r"
-
-
-@pytest.mark.parametrize(
-    ("other", "more"),
-    [
-        (mm("d", "c"), {}),
-        (mm("d"), {"outputs": ("c", "w.r")}),
-    ],
-    ids=["another node reads it", "the caller gets it"],
-)
-def test_what_serves_others_too_keeps_its_place(other: Node, more: dict[str, Any]) -> None:
-    nodes = (mm("a"), mm("b"), cast("c", "a"), other, reduce_scatter("r", "c"), wait("r"))
-    assert early(*nodes, **more) == "a b c r d w.r"
-
-
-def test_products_of_two_tensors_keep_their_places() -> None:
-    nodes = (mm("a"), mm("dx", "a", "y"), mm("dw", "a", "z"), mm("b"), reduce_scatter("r", "dw"))
-    assert early(*nodes, wait("r")) == "a dx dw r b w.r"
-
-
-def test_copies_into_a_bucket_go_along() -> None:
-    bucket = Node(
-        name="bucket",
-        kind=NodeKind.COMPUTE,
-        op="aten.empty.memory_format",
-        writes=("bucket",),
-    )
-
-    def copy(name: str, source: str) -> Node:
-        return Node(
-            name=name,
-            kind=NodeKind.COMPUTE,
-            op="aten.copy_",
-            reads=(source,),
-            mutates=("bucket",),
-        )
-
-    launch = reduce_scatter("r", "bucket")
-    nodes = (mm("a"), bucket, copy("c1", "a"), mm("b"), mm("d"), copy("c2", "b"), launch)
-    assert early(*nodes, wait("r"), mm("e", "w.r")) == "a bucket c1 b c2 r d w.r e"
-
-
-def test_no_launch_passes_other_communication() -> None:
-    nodes = (mm("a"), gather("g"), mm("b"), opaque("o", "b"), mm("d"), reduce_scatter("r", "a"))
-    assert early(*nodes, wait("g"), wait("r"), mm("e", "w.g")) == "a g b o r d w.g w.r e"
-    grads = (mm("a", "x", "y"), mm("b", "x", "z"))
-    nodes = (*grads, mm("d"), reduce_scatter("r", "b"), reduce_scatter("q", "a"))
-    assert early(*nodes) == "a b r q d"
-
-
-def test_a_launch_in_place_stays_behind_earlier_readers() -> None:
-    launch = Node(
-        name="r",
-        kind=NodeKind.COLLECTIVE,
-        op="_c10d_functional.all_reduce_.default",
-        reads=("a",),
-        mutates=("a",),
-        writes=("r",),
-    )
-    assert early(mm("a"), mm("b"), mm("d", "a"), mm("e"), launch, wait("r")) == "a b d r e w.r"
-
-
-def test_without_reductions_nothing_moves() -> None:
-    assert early(mm("a"), cast("c", "p"), gather("g", "c"), wait("g"), mm("b", "w.g")) == (
-        "a c g w.g b"
-    )
-    assert early() == ""
-
-
-# Waits
 
 
 def test_a_wait_sinks_until_its_time_is_covered_and_what_follows_it_sinks_along() -> None:
@@ -374,130 +241,7 @@ def test_long_reductions_sink_over_several_layers() -> None:
     assert exposed_ns(ready, sink(ready, placed)) < exposed_ns(ready, placed) - 100
 
 
-def place_gathers(graph: OverlapGraph) -> Order:
-    """What one rank alone would make of the gathers."""
-    skeleton = skeleton_of(graph)
-    frame = build_frame(graph, skeleton)
-    config = OverlapConfig(contention=1, slack_ns=0)
-    plan = propose(graph, skeleton, frame, costs_of(graph), config)
-    return rebuild_order(frame, [p.boundary for p in plan.placements])
-
-
 # Any graph
-
-
-def on_group_zero(node: Node) -> Node:
-    issues = node.kind is NodeKind.COLLECTIVE or node.issues_collective
-    return evolve(node, group="0" if issues else None, group_ranks=None)
-
-
-@st.composite
-def training_graphs(draw: st.DrawFn) -> OverlapGraph:
-    """A graph in which some results are gradients: reduced, waited for, and cast for the caller."""
-    graph = draw(graphs())
-    nodes: list[Node] = []
-    outputs = list(graph.outputs)
-    for position, node in enumerate(graph.nodes):
-        nodes.append(node)
-        if node.kind is not NodeKind.COMPUTE or not node.sizes or not draw(st.booleans()):
-            continue
-        name, group = f"grad{position}", draw(st.sampled_from(("0", "0", "1", None)))
-        launch = reduce_scatter(name, node.writes[0], ns=draw(costs()), group=group)
-        nodes += [
-            evolve(launch, sizes=node.sizes, dtypes=node.dtypes, group_ranks=None),
-            wait(name),
-        ]
-        outputs.append(f"w.{name}")
-        if draw(st.booleans()):
-            nodes.append(cast(f"cast{position}", f"w.{name}", ns=draw(costs())))
-            outputs.append(f"cast{position}")
-    return evolve(graph, nodes=tuple(nodes), outputs=tuple(outputs))
-
-
-def reductions(graph: OverlapGraph) -> list[int]:
-    gathers = {group.launch for group in skeleton_of(graph).gathers}
-    return [
-        position
-        for position, node in enumerate(graph.nodes)
-        if node.kind is NodeKind.COLLECTIVE and position not in gathers
-    ]
-
-
-def communication(graph: OverlapGraph, order: Sequence[int]) -> list[int]:
-    issuing = set(skeleton_of(graph).positions)
-    return [position for position in order if position in issuing]
-
-
-def assert_keeps_what_matters(graph: OverlapGraph, order: Order) -> None:
-    assert_legal(graph, [graph.nodes[position].name for position in order])
-    assert communication(graph, order) == list(skeleton_of(graph).positions)
-
-
-def renamed(graph: OverlapGraph) -> OverlapGraph:
-    """The same structure under other names, with other costs and no byte counts."""
-    buffers = {b: f"z{b}" for node in graph.nodes for b in (*node.reads, *node.writes)}
-
-    def other(node: Node) -> Node:
-        return evolve(
-            node,
-            name=f"z{node.name}",
-            reads=tuple(buffers[b] for b in node.reads),
-            writes=tuple(buffers[b] for b in node.writes),
-            mutates=tuple(buffers.get(b, b) for b in node.mutates),
-            after=tuple(f"z{name}" for name in node.after),
-            group=node.group and f"z{node.group}",
-            cost_ns=7,
-            network_ns=None,
-            nbytes=None,
-        )
-
-    return evolve(
-        graph,
-        nodes=tuple(map(other, graph.nodes)),
-        inputs=tuple(buffers.get(b, b) for b in graph.inputs),
-        constants=tuple(buffers.get(b, b) for b in graph.constants),
-        outputs=tuple(buffers.get(b, b) for b in graph.outputs),
-        symbols=dict.fromkeys(graph.symbols),
-    )
-
-
-@given(graphs() | training_graphs())
-def test_early_launches_are_legal_and_in_the_same_sequence(graph: OverlapGraph) -> None:
-    order = launch_early(graph, skeleton_of(graph))
-    assert_keeps_what_matters(graph, order)
-    event("moved" if order != tuple(range(len(order))) else "still")
-
-
-@given(graphs() | training_graphs())
-def test_no_launch_could_leave_one_place_earlier(graph: OverlapGraph) -> None:
-    order = launch_early(graph, skeleton_of(graph))
-    place = {position: spot for spot, position in enumerate(order)}
-    issuing = set(skeleton_of(graph).positions)
-    for launch in reductions(graph):
-        assert place[launch] <= launch or order[place[launch] - 1] in issuing
-        if place[launch] > 0:
-            before = order[place[launch] - 1]
-            assert before in issuing or before in graph.predecessors[launch]
-
-
-@given(graphs() | training_graphs())
-def test_leaving_early_twice_changes_nothing(graph: OverlapGraph) -> None:
-    again = permuted(graph, launch_early(graph, skeleton_of(graph)))
-    assert launch_early(again, skeleton_of(again)) == tuple(range(len(graph.nodes)))
-
-
-@given(graphs() | training_graphs())
-def test_only_structure_decides_on_launches(graph: OverlapGraph) -> None:
-    other = renamed(graph)
-    assert launch_early(other, skeleton_of(other)) == launch_early(graph, skeleton_of(graph))
-
-
-@given(graphs() | training_graphs())
-def test_early_launches_make_no_graph_of_one_group_longer(graph: OverlapGraph) -> None:
-    """Of two groups, the one that is served earlier can take bandwidth from the other."""
-    graph = evolve(graph, nodes=tuple(map(on_group_zero, graph.nodes)))
-    order = launch_early(graph, skeleton_of(graph))
-    assert total_ns(graph, order) <= total_ns(graph, range(len(order)))
 
 
 margins = st.tuples(
