@@ -245,6 +245,45 @@ def test_opaque_ops_are_told_by_registration(capture: Any, gather: Any, x: torch
     assert quiet.op not in {entry.op for entry in skeleton_of(found.graph).entries}
 
 
+@torch.compiler.nested_compile_region
+def region(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(functional.all_reduce(x, "sum", dist.group.WORLD))
+
+
+@torch.compiler.nested_compile_region
+def quiet_region(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) + 1
+
+
+def test_a_node_communicates_if_a_graph_inside_it_does(
+    capture: Any, gather: Any, x: torch.Tensor
+) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = region(x @ x.T)
+        y = region(y @ y)  # one that is called once is inlined
+        y = quiet_region(quiet_region(y) @ y)
+        y = torch.cond(
+            y.sum() > 0,
+            lambda y: functional.all_reduce(y, "sum", dist.group.WORLD) + 0,
+            lambda y: y * 2,
+            (y,),
+        )
+        return y[:, :16] @ gather(w)[:16]
+
+    whole = capture(fn, x, *shards(1))[0]
+    inside = [node for node in whole.graph.nodes if node.op in ("InvokeSubgraph", "Conditional")]
+    assert [(node.op, node.kind, node.issues_collective) for node in inside] == [
+        *[("InvokeSubgraph", NodeKind.OPAQUE, True)] * 2,
+        *[("InvokeSubgraph", NodeKind.COMPUTE, False)] * 2,
+        ("Conditional", NodeKind.OPAQUE, True),
+    ]
+    assert [entry.op for entry in skeleton_of(whole.graph).entries][:3] == [
+        "InvokeSubgraph",
+        "InvokeSubgraph",
+        "Conditional",
+    ]
+
+
 def test_sizes_keep_their_symbols_and_add_no_guard(
     capture: Any, gather: Any, x: torch.Tensor
 ) -> None:
