@@ -17,12 +17,14 @@ from .placement import (
     build_memory,
     cut_illegal,
     form_units,
+    memory_floors,
     peak_bytes,
     rebuild_order,
     refine,
     stand_still,
+    units_of,
 )
-from .views import coalesced, propose_plan
+from .views import coalesced, propose_plan, with_late_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _REGION_BYTES = tuple(size << 20 for size in (64, 96, 128, 48, 192, 32, 16, 256, 8))
 """Sizes of regions to try, those first that pay most often."""
+_LEAST_BYTES = 1 << 20
 _HEAD_PARTS = (8, 2)
 """The head of the graph starts with regions of this part of the others."""
 _NODES_TO_REPLAY = 100_000
@@ -78,26 +81,50 @@ def choose_labels(view: RankView) -> Choice:
     keep_alone = held_back(view)
     # A region that is in flight as a whole must fit.
     most_bytes = view.config.max_in_flight_bytes or sys.maxsize
+    memory = build_memory(view.graph) if view.peak is None else view.peak.memory
     if isinstance(wish, int):
-        labels = _labels(view, keep_alone, min(wish, most_bytes), 0)
-        return Choice(labels=labels, region_bytes=wish)
-    partitions = {single: 0}
+        return _fixed(view, keep_alone, min(wish, most_bytes), memory)
+    partitions: dict[tuple[int, ...], RankView] = {single: view}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
         if region_bytes <= most_bytes:
-            labels = _labels(view, keep_alone, region_bytes, head_bytes)
-            partitions.setdefault(labels, region_bytes)
-    memory = build_memory(view.graph) if view.peak is None else view.peak.memory
-    free = _best(evolve(view, peak=None), partitions, memory)
+            labels = form_units(view.graph, view.skeleton.gathers, region_bytes, head_bytes)
+            seen = _cut(view, labels, keep_alone, region_bytes)
+            partitions.setdefault(seen[0], seen[1])
+    free = _best({labels: evolve(seen, peak=None) for labels, seen in partitions.items()}, memory)
     if view.peak is None or free.peak_bytes <= view.peak.nbytes:
-        return Choice(labels=free.labels, region_bytes=partitions[free.labels])
-    best = _best(view, partitions, memory)
+        return Choice(labels=free.labels, region_bytes=partitions[free.labels].region_bytes)
+    best = _best(partitions, memory)
     grown, note = bytes_in_words(view.peak.growth_bytes), ""
     if best.labels != free.labels:
         note = (
             f"memory: the step is predicted to take {max(0, best.ns - free.ns) / 1000:.0f} µs less "
             f"with other calls, but the peak would grow by more than {grown} (max_peak_growth)"
         )
-    return Choice(labels=best.labels, region_bytes=partitions[best.labels], note=note)
+    region_bytes = partitions[best.labels].region_bytes
+    return Choice(labels=best.labels, region_bytes=region_bytes, note=note)
+
+
+def _fixed(view: RankView, keep_alone: frozenset[int], region_bytes: int, memory: Memory) -> Choice:
+    """Regions of a size that was asked for; smaller ones where the peak would break its bound."""
+    assert view.skeleton is not None
+    size = region_bytes
+    while size == region_bytes or size >= _LEAST_BYTES:
+        labels = form_units(view.graph, view.skeleton.gathers, size)
+        labels, seen = _cut(view, labels, keep_alone, size)
+        if view.peak is None or _predict(seen, memory).peak_bytes <= view.peak.nbytes:
+            note = _smaller(view, size, region_bytes) if size < region_bytes else ""
+            return Choice(labels=labels, region_bytes=size, note=note)
+        size //= 2
+    return Choice(labels=alone(len(view.skeleton.gathers)), note=_smaller(view, 0, region_bytes))
+
+
+def _smaller(view: RankView, size: int, wish: int) -> str:
+    assert view.peak is not None
+    found = f"regions of {bytes_in_words(size)}" if size else "no regions"
+    return (
+        f"memory: {found} instead of {bytes_in_words(wish)}, or the peak would grow by more than "
+        f"{bytes_in_words(view.peak.growth_bytes)} (max_peak_growth)"
+    )
 
 
 @frozen(kw_only=True, order=True)
@@ -106,20 +133,23 @@ class _Trial:
 
     peak_bytes: int
     ns: int
-    labels: tuple[int, ...]
+    labels: tuple[int, ...] = ()
 
 
-def _best(view: RankView, partitions: Mapping[tuple[int, ...], int], memory: Memory) -> _Trial:
+def _best(partitions: Mapping[tuple[int, ...], RankView], memory: Memory) -> _Trial:
     """The partition that is predicted to take the shortest, among those whose peak fits.
 
     The first one, in which each gather is alone, counts as fitting.
+
+    Args:
+        partitions: by labels, the graph as it is seen with them.
+        memory: of the graph.
     """
     trials: list[_Trial] = []
-    for labels, region_bytes in partitions.items():
-        ns, order = _predict(coalesced(view, labels, region_bytes) if region_bytes else view)
-        peak = peak_bytes(view.graph, order, memory)
-        if not trials or view.peak is None or peak <= view.peak.nbytes:
-            trials.append(_Trial(peak_bytes=peak, ns=ns, labels=labels))
+    for labels, view in partitions.items():
+        trial = evolve(_predict(view, memory), labels=labels)
+        if not trials or view.peak is None or trial.peak_bytes <= view.peak.nbytes:
+            trials.append(trial)
     least_ns = min(trial.ns for trial in trials)
     return min(trial for trial in trials if trial.ns <= _ALIKE * least_ns)
 
@@ -133,13 +163,41 @@ def _trials(nodes: int) -> Iterator[tuple[int, int]]:
                 yield region_bytes, region_bytes // part
 
 
-def _labels(
-    view: RankView, keep_alone: frozenset[int], region_bytes: int, head_bytes: int
-) -> tuple[int, ...]:
-    assert view.skeleton is not None
+def _cut(
+    view: RankView, labels: tuple[int, ...], keep_alone: frozenset[int], region_bytes: int
+) -> tuple[tuple[int, ...], RankView]:
+    """A partition without what is illegal or breaks the bound on bytes in flight, and its view."""
     assert view.frame is not None
-    labels = form_units(view.graph, view.skeleton.gathers, region_bytes, head_bytes)
-    return cut_illegal(labels, view.frame, keep_alone)
+    labels = cut_illegal(labels, view.frame, keep_alone)
+    while True:
+        if labels == alone(len(labels)):
+            return labels, view
+        seen = coalesced(view, labels, region_bytes)
+        assert seen.frame is not None
+        wide = _too_wide(seen, units_of(labels))
+        if not wide:
+            return labels, seen
+        apart = {number for unit in wide for number in unit}
+        labels = tuple(n if n in apart else label for n, label in enumerate(labels))
+
+
+def _too_wide(view: RankView, units: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Calls that break the bound on bytes in flight even where program order launches them.
+
+    A call is launched where its first gather was, with the bytes of all; so it, or one that is
+    still in flight there, has more than program order would have.
+    """
+    assert view.frame is not None
+    floors = memory_floors(view.graph, view.frame, view.bound_bytes)
+    originals, released = view.frame.originals, view.frame.released
+    over = [number for number, floor in enumerate(floors) if floor > originals[number]]
+    wide = [units[number] for number in over if len(units[number]) > 1]
+    return wide or [
+        unit
+        for other, unit in enumerate(units)
+        if len(unit) > 1
+        and any(other < number and released[other] >= originals[number] for number in over)
+    ]
 
 
 def held_back(view: RankView) -> frozenset[int]:
@@ -170,13 +228,16 @@ def held_back(view: RankView) -> frozenset[int]:
     return frozenset(found)
 
 
-def _predict(view: RankView) -> tuple[int, tuple[int, ...]]:
-    """Predicted time of a step with the gathers where this rank wants them, and its order."""
+def _predict(view: RankView, memory: Memory) -> _Trial:
+    """A step with gathers, and waits of reductions, where this rank wants them."""
     assert view.frame is not None
     assert view.model is not None
     plan = propose_plan(view, pinned=False)
     order = rebuild_order(view.frame, [placement.boundary for placement in plan.placements])
-    return view.model.run(order).total_ns, order
+    if view.is_backward:
+        order = with_late_waits(view, order)
+    peak = peak_bytes(view.graph, order, memory)
+    return _Trial(peak_bytes=peak, ns=view.model.run(order).total_ns)
 
 
 def encode_labels(labels: Sequence[int]) -> bytes:

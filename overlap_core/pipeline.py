@@ -421,15 +421,16 @@ class _Side:
         assert view.skeleton is not None
         assert view.model is not None
         before, after = self.before or view.model.program_order, view.model.run(order)
-        if view.calls:
-            # A call is exposed as a whole where its first gather alone would not be, and saves
-            # the host's time elsewhere: only the whole step can be compared.
-            longer = after.total_ns - before.total_ns
-            return f"the step would take {longer} ns longer than in program order" * (longer > 0)
-        launches = [group.launch for group in view.skeleton.gathers]
-        came = launches if self.early is None else [self.early[launch] for launch in launches]
-        more = after.gathers_exposed_ns(launches) - before.gathers_exposed_ns(came)
-        return f"{more} ns more would be exposed than in program order" * (more > 0)
+        if not view.calls:
+            launches = [group.launch for group in view.skeleton.gathers]
+            came = launches if self.early is None else [self.early[launch] for launch in launches]
+            more = after.gathers_exposed_ns(launches) - before.gathers_exposed_ns(came)
+            if more > 0:
+                return f"{more} ns more would be exposed than in program order"
+        # A call is exposed as a whole where its first gather alone would not be, and saves the
+        # host's time elsewhere; and gathers may delay what else communicates, or the host.
+        longer = after.total_ns - before.total_ns
+        return f"the step would take {longer} ns longer than in program order" * (longer > 0)
 
     def plan_digest(self, mode: Mode, agreed: tuple[int, ...]) -> str:
         """Digest of what must be equal on all ranks that commit."""
@@ -482,7 +483,8 @@ class _Side:
             if restored and view.frame is not None:
                 plan = stand_still(view.graph, view.frame)
             elif committed:
-                notes = (*notes, *describe_bound(self.view, self.plan, self.order))
+                pinned = decision.mode is Mode.PINNED
+                notes = (*notes, *describe_bound(self.view, self.plan, self.order, pinned=pinned))
                 if self.choice.note and decision.mode is not Mode.PINNED:
                     notes = (*notes, self.choice.note)
         except Exception:

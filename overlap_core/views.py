@@ -374,7 +374,9 @@ def came_calls(view: RankView, base: tuple[int, ...]) -> tuple[Coalesced, ...]:
     )
 
 
-def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[str]:
+def describe_bound(
+    view: RankView, plan: Plan, order: tuple[int, ...], *, pinned: bool
+) -> list[str]:
     """What the bound on memory costs, in one sentence; nothing if it holds no gather back."""
     assert view.frame is not None
     assert view.model is not None
@@ -383,7 +385,7 @@ def describe_bound(view: RankView, plan: Plan, order: tuple[int, ...]) -> list[s
         return []
     config = evolve(view.config, max_in_flight_bytes=sys.maxsize)
     unbound = evolve(view, config=config, peak=None)
-    free = propose_plan(unbound, pinned=False).placements
+    free = propose_plan(unbound, pinned=pinned).placements
     order_without = rebuild_order(view.frame, [placement.boundary for placement in free])
     cost_ns = view.model.run(order).total_ns - view.model.run(order_without).total_ns
     sentence = (

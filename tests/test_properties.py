@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,10 +106,12 @@ def test_communication_is_in_one_order_on_all_ranks(ranks: RankSet, config: Over
             assert communication(outcome) == list(outcome.collectives)
             keys = {entry.node: evolve(entry, sizes=(), node="") for entry in outcome.skeleton}
             sequences.append([(o, keys[program[o]]) for o in ordinals])
-            if outcome.mode not in FREE:
-                assert ordinals == sorted(ordinals)
         if scope[0].mode in FREE:
             assert all(sequence == sequences[0] for sequence in sequences)
+        elif any(sequence != sorted(sequence, key=itemgetter(0)) for sequence in sequences):
+            # One order was restored, and nothing moved beyond it.
+            issued = [[evolve(key, ordinal=0) for _, key in sequence] for sequence in sequences]
+            assert all(one == issued[0] for one in issued)
 
 
 @given(rank_sets(), configs())
@@ -142,7 +145,8 @@ def test_equal_graphs_get_one_order(ranks: RankSet, config: OverlapConfig) -> No
 @given(rank_sets("compute"), configs())
 def test_divergent_compute_still_allows_to_move(ranks: RankSet, config: OverlapConfig) -> None:
     for outcome in simulate(ranks.graphs, config):
-        assert outcome.mode in FREE or "would be exposed" in outcome.why
+        slower = "would be exposed" in outcome.why or "the step would take" in outcome.why
+        assert outcome.mode in FREE or slower
 
 
 @given(rank_sets("skeleton"), configs())

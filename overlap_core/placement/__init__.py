@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .frame import Frame, build_frame, rebuild_order
 from .liveness import Memory, build_memory, peak_bytes
-from .memory import PeakBound, bound_peak
+from .memory import PeakBound, bound_peak, memory_floors
 from .plan import GatherPlacement, Plan, Verdict
 from .reductions import launch_early, wait_late
 from .schedule import align, contention_of, propose
@@ -51,6 +51,7 @@ __all__ = [
     "join",
     "largest_region_bytes",
     "launch_early",
+    "memory_floors",
     "peak_bytes",
     "propose",
     "rebuild_order",

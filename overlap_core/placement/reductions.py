@@ -153,16 +153,18 @@ def wait_late(
 
     Returns:
         A legal order with the same sequence of communication; `order` itself where the model
-        says that more would be exposed otherwise, over all collectives. A collective of unknown
-        cost keeps its wait, unless `slack_ns` is None. Sinking twice changes nothing.
+        says that more would be exposed otherwise, over all collectives, or the step be longer. A
+        collective of unknown cost keeps its wait, unless `slack_ns` is None. Sinking twice changes
+        nothing.
     """
     if not _find_reductions(graph, skeleton):
         return tuple(order)
     sinking = _Sinking(graph, skeleton, costs, order, bound_bytes, slack_ns, contention)
     found = sinking.run()
     model = TimelineModel(graph, skeleton, costs) if model is None else model
-    exposed = [sum(model.run(some).exposed_ns.values()) for some in (order, found)]
-    return tuple(order) if exposed[1] > exposed[0] else found
+    before, after = model.run(order), model.run(found)
+    more = sum(after.exposed_ns.values()) > sum(before.exposed_ns.values())
+    return tuple(order) if more or after.total_ns > before.total_ns else found
 
 
 @frozen(kw_only=True)

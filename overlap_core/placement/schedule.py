@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from overlap_core.costs import IDEAL
-from overlap_core.graph import NodeKind
+from overlap_core.graph import NodeKind, find_waits
 
 from .memory import memory_floors, peak_room
 from .plan import GatherPlacement, Plan, Verdict
 from .timeline import network_share_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost, Machine
@@ -294,25 +294,52 @@ def _build_axis(
             if shared:
                 barriers.append(index)
     at = (0, *accumulate(free))
+    used = _first_uses(graph, skeleton, frame)
     jobs: list[tuple[int, int]] = []
     done = 0
     for index, ns in queued:
         done = max(done, at[index]) + ns
+        if index in used:
+            done = min(done, at[used[index]])  # the stream has waited for it there
         jobs.append((index, done))
     room = at
     if machine.waits_for_kernel:
-        room = _find_room(at, [graph.nodes[p].kind for p in frame.base])
+        idle = {
+            boundary
+            for index, use in used.items()
+            if at[use] - at[index] < (costs[frame.base[index]].ns or 0)
+            for boundary in range(bisect_left(at, at[use], index + 1), use + 1)
+        }
+        room = _find_room(at, [graph.nodes[p].kind for p in frame.base], idle)
     return _Axis(at=at, room=room, barriers=tuple(barriers), jobs=tuple(jobs))
 
 
-def _find_room(at: tuple[int, ...], kinds: Sequence[NodeKind]) -> tuple[int, ...]:
+def _first_uses(graph: OverlapGraph, skeleton: Skeleton, frame: Frame) -> dict[int, int]:
+    """For each collective of the base whose result is used, both by base index, its first use.
+
+    The stream blocks there at the latest: waits may sink, but not behind who needs them.
+    """
+    found = {}
+    for index, position in enumerate(frame.base):
+        if position in skeleton.communication and graph.nodes[position].kind is NodeKind.COLLECTIVE:
+            _, waits = find_waits(graph, position, skeleton.communication)
+            uses = {use for wait in waits for use in graph.successors[wait]}.difference(waits)
+            if uses:
+                found[index] = frame.boundary_of[min(uses)]
+    return found
+
+
+def _find_room(
+    at: tuple[int, ...], kinds: Sequence[NodeKind], idle: Collection[int]
+) -> tuple[int, ...]:
     """For each boundary the time behind the compute node that is next on the stream.
 
-    An opaque op is many kernels, between which there is room.
+    An opaque op is many kernels, between which there is room; and where the stream waits for
+    another collective (`idle`), no kernel is in the way.
     """
     room = list(at)
     for boundary in range(len(kinds) - 1, -1, -1):
-        if kinds[boundary] is NodeKind.OPAQUE:
+        if kinds[boundary] is NodeKind.OPAQUE or boundary in idle:
             continue
         takes_time = at[boundary + 1] > at[boundary] and kinds[boundary] is NodeKind.COMPUTE
         room[boundary] = at[boundary + 1] if takes_time else room[boundary + 1]

@@ -22,6 +22,8 @@ MODULES = (
 NO_REASONS = {
     "not negotiated": "stands for a mode until there is one; no way leads out of there",
     "registered ops {}": "a name in a vote",
+    "rank {} cannot learn whether the ranks reordered this graph ({}), so it may compile no order: "
+    "look for the rank or the connection to the job's store that was lost": "is raised",
     "the order has {}": "is logged and kept from the order",
 }
 """Text that no report shows -> why."""
