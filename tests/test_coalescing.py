@@ -264,8 +264,8 @@ def test_one_rank_that_cannot_is_enough() -> None:
 def models(draw: st.DrawFn) -> list[OverlapGraph]:
     """A model on two ranks: layers with weights of several groups, dtypes and sizes.
 
-    Between the layers lie reduce-scatters and opaque ops; the ranks differ in how much they
-    compute, or not at all.
+    Between the layers lie reduce-scatters and opaque ops, and some launches lie in the layer
+    before; the ranks differ in how much they compute, or not at all.
     """
     few = st.integers(0, 3)
     weights = draw(
@@ -275,7 +275,7 @@ def models(draw: st.DrawFn) -> list[OverlapGraph]:
                 st.sampled_from(("bfloat16", "bfloat16", "float32")),
                 st.none() | st.integers(0, 4096),
                 st.integers(0, 200),
-                st.sampled_from(("direct", "cast", "scatter", "opaque", "changed")),
+                st.sampled_from(("direct", "early", "cast", "scatter", "opaque", "changed")),
             ),
             min_size=2,
             max_size=9,
@@ -287,14 +287,17 @@ def models(draw: st.DrawFn) -> list[OverlapGraph]:
 
 def _model(weights: list[Any], extra: int, rank: int) -> OverlapGraph:
     nodes = [mm(f"extra{i}", "x") for i in range(extra)]
+    start = before = len(nodes)
     for i, (group, dtype, nbytes, ns, style) in enumerate(weights):
+        before, start = start, len(nodes)
         if style == "cast":
             nodes.append(cast(f"c{i}", f"shard_{i}"))
         source = f"c{i}" if style == "cast" else f"shard_{i}"
         launch = gather(f"g{i}", source, ns=ns, nbytes=nbytes, group=group, dtypes=(dtype,))
         inputs = (f"w.g{i}", f"a{i - 1}" if i else "x")
         changed = {"mutates": (f"shard_{i + 1}",)} if style == "changed" else {}
-        nodes += [launch, wait(f"g{i}"), mm(f"a{i}", *inputs, ns=90, **changed)]
+        nodes.insert(before if style == "early" else len(nodes), launch)
+        nodes += [wait(f"g{i}"), mm(f"a{i}", *inputs, ns=90, **changed)]
         if style == "scatter":
             nodes += [reduce_scatter(f"r{i}", f"a{i}", group=group), wait(f"r{i}")]
         if style == "opaque":
@@ -370,6 +373,7 @@ def test_bytes_in_flight_are_bounded(graphs: list[OverlapGraph], config: Overlap
         allowed = max(bound, program, *sizes.values(), *of_calls, 0)
         peak = bytes_in_flight(graph, outcome.order, gathers)
         assert peak <= allowed, (outcome.order, of_calls, sizes)
+        assert outcome.total_ns_after <= outcome.total_ns_before
 
 
 @given(models(), configs())

@@ -201,6 +201,22 @@ def test_a_gather_does_not_queue_behind_a_reduce_scatter() -> None:
     assert Placed(*other).order.startswith("a r g b w.g")
 
 
+def test_a_collective_that_is_awaited_at_once_is_no_queue() -> None:
+    """The stream blocks until it is done, so a gather behind it starts in time."""
+    nodes = (
+        mm("a", ns=1_000),
+        reduce_scatter("r", "a", ns=300),
+        wait("r"),
+        mm("b", "w.r", ns=1_000),
+        gather("g", ns=900),
+        wait("g"),
+        mm("c", "b", "w.g"),
+    )
+    placed = Placed(*nodes)
+    assert placed.order == "a r w.r g b w.g c"
+    assert placed.exposed_ns == {"r": 300}
+
+
 def test_gathers_of_two_groups_share_the_network_and_keep_their_order() -> None:
     nodes = (
         mm("a", ns=200),
