@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _REGION_BYTES = tuple(size << 20 for size in (64, 96, 128, 48, 192, 32, 16, 256, 8))
 """Sizes of regions to try, those first that pay most often."""
-_LEAST_BYTES = 1 << 20
 _HEAD_PARTS = (8, 2)
 """The head of the graph starts with regions of this part of the others."""
 _NODES_TO_REPLAY = 100_000
@@ -107,15 +106,18 @@ def choose_labels(view: RankView) -> Choice:
 def _fixed(view: RankView, keep_alone: frozenset[int], region_bytes: int, memory: Memory) -> Choice:
     """Regions of a size that was asked for; smaller ones where the peak would break its bound."""
     assert view.skeleton is not None
+    single = alone(len(view.skeleton.gathers))
     size = region_bytes
-    while size == region_bytes or size >= _LEAST_BYTES:
+    while True:
         labels = form_units(view.graph, view.skeleton.gathers, size)
         labels, seen = _cut(view, labels, keep_alone, size)
-        if view.peak is None or _predict(seen, memory).peak_bytes <= view.peak.nbytes:
-            note = _smaller(view, size, region_bytes) if size < region_bytes else ""
-            return Choice(labels=labels, region_bytes=size, note=note)
+        if labels == single or view.peak is None:
+            break
+        if _predict(seen, memory).peak_bytes <= view.peak.nbytes:
+            break
         size //= 2
-    return Choice(labels=alone(len(view.skeleton.gathers)), note=_smaller(view, 0, region_bytes))
+    note = "" if size == region_bytes else _smaller(view, size * (labels != single), region_bytes)
+    return Choice(labels=labels, region_bytes=size, note=note)
 
 
 def _smaller(view: RankView, size: int, wish: int) -> str:

@@ -376,6 +376,40 @@ def test_bytes_in_flight_are_bounded(graphs: list[OverlapGraph], config: Overlap
         assert outcome.total_ns_after <= outcome.total_ns_before
 
 
+def test_a_call_does_not_bring_bytes_where_program_order_has_too_many() -> None:
+    """`b` is launched while `a` is in flight, `c` is not: both in one call would be 6,000 bytes."""
+    nodes = [
+        *(gather("a", nbytes=3_000), gather("b", nbytes=1_500), wait("a"), mm("x1", "w.a")),
+        *(gather("c", nbytes=1_500), wait("b"), mm("x2", "x1", "w.b")),
+        *(wait("c"), mm("x3", "x2", "w.c")),
+    ]
+    config = evolve(EXACT, coalesce=3_500, max_in_flight_bytes=3_500)
+    for outcome in simulate(on_ranks(graph_of(*nodes), 2), config):
+        assert outcome.graph is not None
+        assert bytes_in_flight(outcome.graph, outcome.order, "abc") == 4_500
+        assert not outcome.coalesced
+    roomy = evolve(config, max_in_flight_bytes=6_000)
+    assert [calls(outcome) for outcome in simulate(on_ranks(graph_of(*nodes), 2), roomy)] == [
+        [["b", "c"]]
+    ] * 2
+
+
+def test_a_fixed_size_gives_way_to_the_bound_on_the_peak_of_memory() -> None:
+    gathers = [(gather(f"g{i}", nbytes=40 << 20), wait(f"g{i}")) for i in range(8)]
+    nodes = [
+        node
+        for i, pair in enumerate(gathers)
+        for node in (*pair, mm(f"m{i}", f"m{i - 1}" if i else "x", f"w.g{i}"))
+    ]
+    graph = evolve(graph_of(*nodes), input_bytes=10 << 20)
+    wish = evolve(EXACT, coalesce=160 << 20)
+    [bounded] = simulate([graph], wish)
+    [free] = simulate([graph], evolve(wish, max_peak_growth=None))
+    assert [len(names) for names in calls(free)] == [4, 4]
+    assert not bounded.coalesced
+    assert any(note.startswith("memory: no regions instead of 160 MiB") for note in bounded.notes)
+
+
 @given(models(), configs())
 def test_every_rank_could_have_followed_alone(
     graphs: list[OverlapGraph], config: OverlapConfig
