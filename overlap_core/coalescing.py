@@ -108,16 +108,14 @@ def _fixed(view: RankView, keep_alone: frozenset[int], region_bytes: int, memory
     assert view.skeleton is not None
     single = alone(len(view.skeleton.gathers))
     size = region_bytes
-    while True:
+    while size:
         labels = form_units(view.graph, view.skeleton.gathers, size)
         labels, seen = _cut(view, labels, keep_alone, size)
-        if labels == single or view.peak is None:
-            break
-        if _predict(seen, memory).peak_bytes <= view.peak.nbytes:
-            break
-        size //= 2
-    note = "" if size == region_bytes else _smaller(view, size * (labels != single), region_bytes)
-    return Choice(labels=labels, region_bytes=size, note=note)
+        if view.peak is None or _predict(seen, memory).peak_bytes <= view.peak.nbytes:
+            note = "" if size == region_bytes else _smaller(view, size, region_bytes)
+            return Choice(labels=labels, region_bytes=size, note=note)
+        size = 0 if labels == single else size // 2
+    return Choice(labels=single, note=_smaller(view, 0, region_bytes))
 
 
 def _smaller(view: RankView, size: int, wish: int) -> str:

@@ -407,7 +407,9 @@ def test_a_fixed_size_gives_way_to_the_bound_on_the_peak_of_memory() -> None:
     [free] = simulate([graph], evolve(wish, max_peak_growth=None))
     assert [len(names) for names in calls(free)] == [4, 4]
     assert not bounded.coalesced
-    assert any(note.startswith("memory: no regions instead of 160 MiB") for note in bounded.notes)
+    assert any(
+        note.startswith("memory: regions of 40 MiB instead of 160 MiB") for note in bounded.notes
+    )
 
 
 @given(models(), configs())
