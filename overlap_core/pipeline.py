@@ -37,7 +37,7 @@ from .ranks import (
     share_distinct,
     share_explained,
 )
-from .verdicts import describe_outcome
+from .verdicts import describe_outcome, find_conflict, join_refusals
 from .views import (
     RankView,
     as_it_came,
@@ -134,6 +134,8 @@ class _Side:
         """Predicted for the order that counts as program order."""
         self.early: tuple[int, ...] | None = None
         """Positions of `view` in that order, where reductions were moved."""
+        self.unmoved: tuple[RankView, tuple[int, ...]] = (view, ())
+        """The view and the base before reductions were moved."""
         self.common: CommonOrder | None = None
         self.measurer = measurer
         self.scope = scope
@@ -303,6 +305,7 @@ class _Side:
         assert self.view.model is not None
         self.before = self.view.model.program_order
         early, order = with_early_launches(self.view)
+        self.unmoved = (self.view, self.base)
         if order:
             self.view, self.early = early, order
             self.base = tuple(self.base[p] for p in order) if self.base else order
@@ -341,7 +344,8 @@ class _Side:
         step = f"proposal/{name}"
         payloads = yield from share_distinct(step, proposal.encode(), self.index)
         proposals = decode_each(payloads, Proposal.decode)
-        why = self.refusal([(p.can, p.why) for p in proposals]) or self.mode_conflict(proposals)
+        why = join_refusals(self.scope, [(p.can, p.why) for p in proposals])
+        why = why or find_conflict(self.scope, proposals)
         if why:
             self.failed = True
             self.decision = ModeDecision(mode=Mode.ABORT, why=why)
@@ -359,7 +363,7 @@ class _Side:
             rank = self.scope[slower.index(True)]
             self.slower_why = f"pinned because on rank {rank} {commitments[slower.index(True)].why}"
             return False
-        why = self.refusal([(c.ok, c.why) for c in commitments])
+        why = join_refusals(self.scope, [(c.ok, c.why) for c in commitments])
         if len({c.order for c in commitments}) > 1:
             # By its own costs each rank would wait elsewhere; ranks of one graph have one order.
             self.order = self.plain
@@ -400,9 +404,7 @@ class _Side:
             if slower := self.how_much_slower(self.plain):
                 if mode is not Mode.PINNED:
                     return Commitment(ok=False, slower=True, why=slower)
-                # Where nothing passes communication, each rank may stay where it is.
-                self.plan = stand_still(view.graph, view.frame)
-                self.order = self.plain = tuple(range(len(view.graph.nodes)))
+                view = self.keep_still()
             late = with_late_waits(view, self.plain)
             if (
                 late != self.plain
@@ -414,6 +416,18 @@ class _Side:
             return Commitment(ok=True, plan=plan, order=whole)
         except Exception as error:
             return Commitment(ok=False, why=describe_error(error))
+
+    def keep_still(self) -> RankView:
+        """Move nothing: where nothing passes communication, each rank may stay where it is."""
+        program = tuple(range(len(self.view.graph.nodes)))
+        if self.early is not None and self.how_much_slower(program):
+            # Nor may reductions leave early then.
+            self.view, self.base = self.unmoved
+            self.early = None
+        assert self.view.frame is not None
+        self.plan = stand_still(self.view.graph, self.view.frame)
+        self.order = self.plain = program
+        return self.view
 
     def how_much_slower(self, order: tuple[int, ...]) -> str:
         """In words; "" if an order is predicted to be no slower than program order."""
@@ -441,23 +455,6 @@ class _Side:
         sequence = [place[p] for p in self.order if p in place]
         calls = [[place[launch] for launch in call.launches] for call in self.view.calls]
         return _digest([str(mode), agreed, sequence, calls])
-
-    def refusal(self, answers: Sequence[tuple[bool, str]]) -> str:
-        reasons = [
-            f"rank {rank} cannot: {why}"
-            for rank, (ok, why) in zip(self.scope, answers, strict=True)
-            if not ok
-        ]
-        more = f" (and {len(reasons) - 4} more ranks)" if len(reasons) > 4 else ""
-        return "; ".join(reasons[:4]) + more
-
-    def mode_conflict(self, proposals: Sequence[Proposal]) -> str:
-        chosen = {p.mode: r for p, r in zip(reversed(proposals), reversed(self.scope), strict=True)}
-        if len(chosen) > 1:
-            words = ", ".join(f"{mode} (rank {rank})" for mode, rank in sorted(chosen.items()))
-            return f"the mode ladder is not the same function on all ranks: {words}"
-        lengths = {len(p.units) for p in proposals}
-        return "ranks propose different numbers of gathers" if len(lengths) > 1 else ""
 
     def close(self, verdict: bytes) -> RankOutcome:
         """Turn what was decided for the scope into this rank's outcome."""

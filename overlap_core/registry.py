@@ -40,6 +40,7 @@ __all__ = [
     "canonical_op_name",
     "get_materialize_inputs_hook",
     "is_declared",
+    "is_registered",
     "note_communicating",
     "note_compiled",
     "op_has_internal_collective",
@@ -303,6 +304,11 @@ def is_declared(op_name: str) -> bool:
     """Whether an op is registered as communicating inside."""
     entry = _entries.get(canonical_op_name(op_name) or "")
     return entry is not None and entry.has_internal_collective
+
+
+def is_registered(op_name: str) -> bool:
+    """Whether somebody has said of an op whether it communicates inside."""
+    return canonical_op_name(op_name) in _entries
 
 
 def op_was_seen_communicating(op_name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Why each gather is where it is, in a word and a sentence."""
+"""Why each gather is where it is, and why ranks cannot agree, in words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from .placement.memory import bytes_if_earlier
 from .ranks import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .graph import LaunchGroup
     from .placement import Coalesced, GatherPlacement, Plan
-    from .ranks import ModeDecision, Vote
+    from .ranks import ModeDecision, Proposal, Vote
     from .views import RankView
 
-__all__ = ["describe_outcome"]
+__all__ = ["describe_outcome", "find_conflict", "join_refusals"]
 
 _HIDDEN_SHARE = 0.05
 """A gather with at most this share of its time exposed counts as hidden."""
@@ -216,3 +218,29 @@ def _stopped(view: RankView, group: LaunchGroup) -> bool:
     if frame is None:
         return False
     return frame.slot_start(frame.slot(frame.boundary_of[group.launch])) > 0
+
+
+def join_refusals(scope: Sequence[int], answers: Sequence[tuple[bool, str]]) -> str:
+    """Which ranks of a scope said no, and why; empty if none did.
+
+    Args:
+        scope: the ranks.
+        answers: of each rank, whether it can and why not.
+    """
+    reasons = [
+        f"rank {rank} cannot: {why}"
+        for rank, (ok, why) in zip(scope, answers, strict=True)
+        if not ok
+    ]
+    more = f" (and {len(reasons) - 4} more ranks)" if len(reasons) > 4 else ""
+    return "; ".join(reasons[:4]) + more
+
+
+def find_conflict(scope: Sequence[int], proposals: Sequence[Proposal]) -> str:
+    """Why the proposals of a scope's ranks can't be reconciled; empty if they can."""
+    chosen = {p.mode: rank for p, rank in zip(reversed(proposals), reversed(scope), strict=True)}
+    if len(chosen) > 1:
+        words = ", ".join(f"{mode} (rank {rank})" for mode, rank in sorted(chosen.items()))
+        return f"the mode ladder is not the same function on all ranks: {words}"
+    lengths = {len(p.units) for p in proposals}
+    return "ranks propose different numbers of gathers" if len(lengths) > 1 else ""

@@ -16,7 +16,7 @@ from torch._inductor.scheduler import (
 
 from overlap_core.errors import GraphFormatError
 from overlap_core.graph import Node, NodeKind, OverlapGraph
-from overlap_core.registry import op_has_internal_collective
+from overlap_core.registry import is_registered, op_has_internal_collective
 
 from .captured import find_shard_inputs
 from .dependencies import (
@@ -198,12 +198,14 @@ def _describe(
     shapes, dtypes = _outputs(snode, sizes)
     group: str | None = None
     nbytes: int | None = None
-    inside = any(map(_may_communicate, operations_inside(snode.node)))
+    inside = [inner for inner in operations_inside(snode.node) if _may_communicate(inner)]
     if inside:
         kind = NodeKind.OPAQUE
-    issues = inside or (kind is NodeKind.OPAQUE and op_has_internal_collective(op))
+    issues = bool(inside) or (kind is NodeKind.OPAQUE and op_has_internal_collective(op))
     if kind is NodeKind.COLLECTIVE or issues:
-        group = _group_name(snode.node, groups)
+        names = {_group_name(inner, groups) for inner in inside or (snode.node,)}
+        # Of several groups, or of an unknown one, nothing can be said.
+        group = names.pop() if len(names) == 1 else None
     if kind is NodeKind.COLLECTIVE:
         nbytes = _collective_bytes(snode, sizes, groups.ranks(group) if group else None)
     node = Node(
@@ -230,9 +232,11 @@ def _describe(
 def _may_communicate(operation: Any) -> bool:
     """Whether an operation of a graph inside a node communicates, or nobody can say."""
     if isinstance(operation, ir._CollectiveKernel):
-        return True
+        return not isinstance(operation, ir._WaitKernel)
     op = str(getattr(operation, "op_overload", None) or "")
-    return bool(op) and op.partition(".")[0] not in _TRANSPARENT_NAMESPACES
+    if not op or op.partition(".")[0] in _TRANSPARENT_NAMESPACES:
+        return False
+    return op_has_internal_collective(op) or not is_registered(op)
 
 
 def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:

@@ -40,12 +40,13 @@ def is_wait_kernel(snode: Any) -> bool:
 
 def operations_inside(inner: Any) -> Iterator[Any]:
     """Operations of the graphs that a node calls, such as the branches of `torch.cond`."""
-    # Subgraphs are attributes of their own in each class that has some.
+    # Subgraphs are attributes of their own in each class that has some, or (2.14) a list of them.
     for value in vars(inner).values() if isinstance(inner, ir.ExternKernel) else ():
-        if isinstance(value, ir.Subgraph):
-            for operation in getattr(value.graph, "operations", ()):
-                yield operation
-                yield from operations_inside(operation)
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, ir.Subgraph):
+                for operation in getattr(part.graph, "operations", ()):
+                    yield operation
+                    yield from operations_inside(operation)
 
 
 def comm_order_deps(snode: Any, comm_buffers: frozenset[str]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from overlap_core.following import structure_of
 from overlap_core.ranks import GraphKey
+from overlap_core.skeleton import captured_order
 
 from .groups import default_store, is_fake_world, rank_and_world_size
 from .warm_start import Agreements, setting_of
@@ -102,7 +103,8 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     nodes = [view.graph.nodes[position] for position in view.skeleton.positions]
     ranks = list({node.group: node.group_ranks for node in nodes}.values())
     # Under another wrapper of Inductor's no call can be made, so no agreement on calls be followed.
-    single = sum(node.name in view.keep_alone for node in nodes)
+    places = captured_order(view.graph, view.skeleton) or range(len(nodes))
+    single = [i for i, place in enumerate(places) if nodes[place].name in view.keep_alone]
     return GraphKey(
         code=identity,
         structure=structure_of(view.graph, view.skeleton),

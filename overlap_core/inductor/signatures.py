@@ -21,6 +21,7 @@ _ROOTS = ("root_rank", "src")
 _SENDS = frozenset({"send", "recv_", "recv_any_source_", *_ONE_SIDED})
 """Ops whose `src` is a peer of one rank and no root of all."""
 _EXCHANGES = frozenset({"all_to_all_single", "alltoall_base_"})
+_OF_THE_ROOT = frozenset({("gather_", "output_tensors"), ("scatter_", "input_tensors")})
 _PIECES = frozenset({"alltoall_", "allgather_", "reduce_scatter_", "gather_", "scatter_"})
 """In their lists each tensor is another rank's piece."""
 
@@ -36,12 +37,14 @@ def is_one_sided(op_name: str) -> bool:
 
 def describe_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """An op with what must be equal on its ranks: the shapes of its tensors, and the root."""
+    named = _named(func, args, kwargs)
+    # Only the root has a list of what it gathers or scatters.
+    told = [v for k, v in named.items() if (_name(func), k) not in _OF_THE_ROOT]
     shapes = [
         f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        for value in tree_leaves((args, dict(kwargs)))
+        for value in tree_leaves(told)
         if isinstance(value, torch.Tensor)
     ]
-    named = _named(func, args, kwargs)
     roots = [] if _name(func) in _SENDS else [f"{k}={named[k]}" for k in _ROOTS if k in named]
     return f"{func}({', '.join([*shapes, *roots])})"
 
@@ -50,15 +53,24 @@ def find_exchange(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """Of an all-to-all whose pieces differ in size, what its peers have to fit.
 
     Returns:
-        The ranks of its group, the rows received from and sent to each of them; None for anything
-        else.
+        The ranks of its group, this one's place among them, the rows received from and sent to
+        each of them; None for anything else.
     """
     named = _named(func, args, kwargs)
     received, sent = named.get("output_split_sizes") or [], named.get("input_split_sizes") or []
     if _name(func) not in _EXCHANGES or len({*received, *sent}) <= 1:
         return None
-    group = named.get("group_name", named.get("process_group"))
-    return [list(_ranks(group)), [*map(int, received)], [*map(int, sent)]]
+    ranks = list(_ranks(named.get("group_name", named.get("process_group"))))
+    taken, given = (
+        len(named[key]) // len(ranks) if isinstance(named.get(key), torch.Tensor) else 0
+        for key in ("output", "input")
+    )
+    return [
+        ranks,
+        ranks.index(dist.get_rank()),
+        [*map(int, received)] or [taken] * len(ranks),
+        [*map(int, sent)] or [given] * len(ranks),
+    ]
 
 
 def is_uneven(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

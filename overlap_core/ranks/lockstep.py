@@ -36,6 +36,7 @@ _PROBES = {"collective": 3, "contention": 2, "kernel": 1, "opaque": 1}
 _KERNELS_OF_AN_OPAQUE_OP = 10
 """Assumed where no opaque op's host time is known."""
 _MOST_SLOWDOWN = 4.0
+_PEER_FAILED = "a peer could not make its arguments"
 
 
 @frozen(kw_only=True)
@@ -55,7 +56,8 @@ class Rehearsal:
     calls: tuple[str, ...] = ()
     """Equal on all ranks, or they don't replay it."""
     exchanges: Sequence[Sequence[Any]] = ()
-    """Uneven all-to-alls: the ranks of the group, rows received from and sent to each of them."""
+    """Uneven all-to-alls: the ranks of the group, this one's place among them, the rows received
+    from and sent to each of them."""
 
     def encode(self) -> list[Any]:
         """As plain data."""
@@ -169,7 +171,7 @@ def agree_on_costs(measurer: Measurer, index: int) -> Protocol[dict[str, Cost]]:
         if together:
             times[key] = _try(measurer.replay, key)[1]
         else:
-            times[key] = "a peer could not make its arguments" if able else str(trouble)
+            times[key] = _PEER_FAILED if able else str(trouble)
     measured = {
         "times": times,
         "inside": {key: measurer.compute_part_ns(key) for key in common},
@@ -316,11 +318,12 @@ def _fits(rehearsals: Sequence[Sequence[Any]]) -> bool:
 
 def _is_exchange(sides: Sequence[Sequence[Any]]) -> bool:
     """Whether each rank receives what the others of its group send, by what each rank says."""
-    by_group: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
-    for ranks, received, sent in sides:
-        by_group.setdefault(tuple(ranks), []).append((received, sent))
+    by_group: dict[tuple[int, ...], dict[int, tuple[Sequence[int], Sequence[int]]]] = {}
+    for ranks, place, received, sent in sides:
+        if len(received) != len(ranks) or len(sent) != len(ranks):
+            return False
+        by_group.setdefault(tuple(ranks), {})[place] = (received, sent)
     return all(
-        # Ranks of a group come in its order, since a scope's and a group's are ascending.
         len(members) == len(ranks)
         and all(
             members[i][0][j] == members[j][1][i]
@@ -335,6 +338,7 @@ def _together(times: Sequence[int | str], inside: Sequence[int | None]) -> Cost:
     """One collective-bearing key from what all ranks measured."""
     failures = [time for time in times if isinstance(time, str)]
     if failures:
+        failures.sort(key=_PEER_FAILED.__eq__)  # the rank that could not knows why
         return Cost(why=f"the replay failed on a rank: {failures[0]}")
     longest = max(time for time in times if isinstance(time, int))
     parts = [part for part in inside if part is not None]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch._inductor import ir
 
 import overlap_core as oc
 from overlap_core import NodeKind, fingerprint
@@ -245,6 +246,50 @@ def test_opaque_ops_are_told_by_registration(capture: Any, gather: Any, x: torch
     assert quiet.op not in {entry.op for entry in skeleton_of(found.graph).entries}
 
 
+CONDITIONAL = "Conditional" if hasattr(ir, "Conditional") else "Switch"
+"""The node of `torch.cond`; torch 2.14 has renamed it."""
+
+
+@torch.library.custom_op("overlap_adapter_tests::known", mutates_args=())
+def known(x: torch.Tensor) -> torch.Tensor:
+    """Somebody says that it does not communicate."""
+    return x * 2
+
+
+@known.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("overlap_adapter_tests::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    """Nobody says anything."""
+    return x * 2
+
+
+@unknown.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_op_inside_a_node_is_trusted_if_somebody_knows_it(
+    capture: Any, gather: Any, x: torch.Tensor
+) -> None:
+    oc.register_materialize_inputs("overlap_adapter_tests::known", has_internal_collective=False)
+
+    def fn(op: Any) -> Any:
+        def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = torch.cond(x.sum() > 0, op, lambda x: x + 1, (x,))
+            return y @ gather(w)
+
+        return model
+
+    for op, communicates in ((known, False), (unknown, True)):
+        whole = capture(fn(op), x, *shards(1))[0]
+        [node] = [node for node in whole.graph.nodes if node.op == CONDITIONAL]
+        assert node.issues_collective == communicates
+
+
 @torch.compiler.nested_compile_region
 def region(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(functional.all_reduce(x, "sum", dist.group.WORLD))
@@ -271,17 +316,18 @@ def test_a_node_communicates_if_a_graph_inside_it_does(
         return y[:, :16] @ gather(w)[:16]
 
     whole = capture(fn, x, *shards(1))[0]
-    inside = [node for node in whole.graph.nodes if node.op in ("InvokeSubgraph", "Conditional")]
+    inside = [node for node in whole.graph.nodes if node.op in ("InvokeSubgraph", CONDITIONAL)]
     assert [(node.op, node.kind, node.issues_collective) for node in inside] == [
         *[("InvokeSubgraph", NodeKind.OPAQUE, True)] * 2,
         *[("InvokeSubgraph", NodeKind.COMPUTE, False)] * 2,
-        ("Conditional", NodeKind.OPAQUE, True),
+        (CONDITIONAL, NodeKind.OPAQUE, True),
     ]
     assert [entry.op for entry in skeleton_of(whole.graph).entries][:3] == [
         "InvokeSubgraph",
         "InvokeSubgraph",
-        "Conditional",
+        CONDITIONAL,
     ]
+    assert {node.group for node in inside if node.issues_collective} == {"0"}
 
 
 def test_sizes_keep_their_symbols_and_add_no_guard(

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import evolve
-from hypothesis import event, given
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
-from overlap_core import Node, NodeKind, OverlapGraph
+from overlap_core import Node, NodeKind, OverlapConfig, OverlapGraph
+from overlap_core.costs import IDEAL, Machine
+from overlap_core.host import PluginHost
+from overlap_core.placement import TimelineModel
 from overlap_core.placement.reductions import launch_early
+from overlap_core.simulation import simulate_views
 from overlap_core.testing import assert_legal
 from overlap_core.testing.strategies import graphs
+from overlap_core.views import prepare, with_costs
 
 from ..small_graphs import cast, gather, graph_of, mm, opaque, reduce_scatter, skeleton_of, wait
 from .reduction_graphs import communication, permuted, reductions, total_ns, training_graphs, words
@@ -182,3 +188,30 @@ def test_early_launches_make_no_graph_of_one_group_longer(graph: OverlapGraph) -
     graph = evolve(graph, nodes=tuple(map(on_group_zero, graph.nodes)))
     order = launch_early(graph, skeleton_of(graph))
     assert total_ns(graph, order) <= total_ns(graph, range(len(order)))
+
+
+BUSY = Machine(
+    kernel_host_ns=10,
+    opaque_host_ns=30,
+    collective_host_ns=40,
+    wait_host_ns=10,
+    gather_slowdown=1.2,
+    compute_slowdown=1.1,
+    waits_for_kernel=True,
+    measured=True,
+)
+
+
+@settings(max_examples=250)  # few graphs lose by it
+@given(training_graphs(), st.sampled_from([IDEAL, BUSY]))
+def test_no_backward_graph_is_committed_that_takes_longer(
+    graph: OverlapGraph, machine: Machine
+) -> None:
+    """Where early launches alone cost time, and nothing else may move, they stay as well."""
+    config = OverlapConfig(contention=1, slack_ns=0)
+    view = prepare(graph, config, PluginHost.discover(config), is_backward=True)
+    view = with_costs(view, view.costs, machine)
+    [outcome] = simulate_views([view])
+    event(str(outcome.mode))
+    model = TimelineModel(graph, skeleton_of(graph), view.costs, machine)
+    assert model.run(outcome.positions).total_ns <= model.program_order.total_ns

@@ -117,10 +117,15 @@ def agree(*benches: Bench) -> tuple[dict[str, Cost], ...]:
 
 
 EXCHANGES = {
-    "fits": ([[0, 1], [1, 2], [1, 3]], [[0, 1], [3, 5], [2, 5]]),
-    "not what was sent": ([[0, 1], [1, 2], [1, 3]], [[0, 1], [3, 5], [4, 5]]),
-    "equal, but not each other's": ([[0, 1], [4, 2], [2, 4]], [[0, 1], [4, 2], [2, 4]]),
-    "another group": ([[0, 1], [1, 2], [1, 3]], [[1], [3], [3]]),
+    "fits": ([[0, 1], 0, [1, 2], [1, 3]], [[0, 1], 1, [3, 5], [2, 5]]),
+    "not what was sent": ([[0, 1], 0, [1, 2], [1, 3]], [[0, 1], 1, [3, 5], [4, 5]]),
+    "equal, but not each other's": ([[0, 1], 0, [4, 2], [2, 4]], [[0, 1], 1, [4, 2], [2, 4]]),
+    "another group": ([[0, 1], 0, [1, 2], [1, 3]], [[1], 0, [3], [3]]),
+    "fits, but the group is not in order": (
+        [[1, 0], 1, [2, 1], [3, 1]],
+        [[1, 0], 0, [5, 3], [5, 2]],
+    ),
+    "splits are missing": ([[0, 1], 0, [], [1, 3]], [[0, 1], 1, [], [2, 5]]),
 }
 
 
@@ -130,11 +135,11 @@ def test_uneven_exchanges_are_replayed_where_they_fit(case: str) -> None:
         Bench(issuing={"a2a": 10}, exchanges={"a2a": [side]}) for side in EXCHANGES[case]
     )
     for costs in agree(first, second):
-        assert (costs["a2a"].ns is not None) == (case == "fits")
+        assert (costs["a2a"].ns is not None) == case.startswith("fits")
 
 
 def test_an_uneven_exchange_is_not_replayed_beside_an_even_one() -> None:
-    uneven = Bench(issuing={"a2a": 10}, exchanges={"a2a": [[[0, 1], [1, 2], [1, 3]]]})
+    uneven = Bench(issuing={"a2a": 10}, exchanges={"a2a": [[[0, 1], 0, [1, 2], [1, 3]]]})
     assert agree(uneven, Bench(issuing={"a2a": 10}))[0]["a2a"].ns is None
 
 
@@ -143,9 +148,7 @@ def test_what_one_rank_cannot_prepare_is_replayed_by_none() -> None:
     second = Bench(issuing={"gather": 8, "other": 4}, unprepared=("gather",))
     for costs in agree(first, second):
         assert costs["gather"].ns is None
-        assert costs["gather"].why == (
-            "the replay failed on a rank: a peer could not make its arguments"
-        )
+        assert costs["gather"].why == ("the replay failed on a rank: RuntimeError: no memory")
         assert costs["other"].ns == 4
     assert first.calls == second.calls == ["other"]
 

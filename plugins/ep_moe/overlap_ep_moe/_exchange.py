@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +44,11 @@ def exchange_counts(sent: torch.Tensor, group: str) -> torch.Tensor:
     """
     ones = [1] * sent.shape[0]
     # One more than each count travels. A zero was then never sent: overlap_core is rehearsing the
-    # op without communication, and this rank's own counts are as good as any.
+    # op without communication, where all ranks send alike, so each sends this one what it keeps.
     arrived = all_to_all(sent + 1, ones, ones, group)
-    return torch.stack((sent, torch.where(arrived > 0, arrived - 1, sent)))
+    own = _resolve_process_group(group).rank()  # type: ignore[arg-type]
+    kept = sent[own].expand_as(sent)
+    return torch.stack((sent, torch.where(arrived > 0, arrived - 1, kept)))
 
 
 def rows_per_rank(counts: Counts) -> list[int]:
