@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["check_width", "parse_json", "read_bytes", "read_json"]
+__all__ = ["parse_json", "read_bytes", "read_json", "strictly"]
 
 _MOST_BITS = 63
+"""Of an integer, without its sign."""
 T = TypeVar("T")
 
 
@@ -72,12 +73,19 @@ def parse_json(raw: bytes, what: str, *, any_number: bool = False) -> object:
         raise ValueError(f"not JSON, or cut off: {error}") from None
 
 
-def check_width(value: T) -> T:
-    """Times and bytes beyond this are damage, and would overflow where they are shown.
+def strictly(kind: type[T]) -> Any:
+    """For `cattrs`: take a value only if it is of the type already; JSON has no need to convert."""
 
-    Raises:
-        ValueError: an integer has more than 64 bits.
-    """
+    def structure(value: object, _: object) -> T:
+        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+            return _check_width(value) if kind is int else value
+        raise ValueError(f"expected {kind.__name__}, got {value!r:.60}")
+
+    return structure
+
+
+def _check_width(value: T) -> T:
+    """Times and bytes beyond this are damage, and would overflow where they are shown."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(f"a number of more than 64 bits: {value!s:.12}...")
     return value
@@ -86,7 +94,7 @@ def check_width(value: T) -> T:
 def _parse_int(text: str) -> int:
     if len(text) > _MOST_BITS:  # more digits than bits: not worth reading, and Python may refuse
         raise ValueError(f"a number of more than 64 bits: {text:.12}...")
-    return check_width(int(text))
+    return _check_width(int(text))
 
 
 def _parse_float(text: str) -> float:

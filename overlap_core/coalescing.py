@@ -86,9 +86,8 @@ def choose_labels(view: RankView) -> Choice:
     partitions: dict[tuple[int, ...], RankView] = {single: view}
     for region_bytes, head_bytes in _trials(len(view.graph.nodes)):
         if region_bytes <= most_bytes:
-            labels = form_units(view.graph, view.skeleton.gathers, region_bytes, head_bytes)
-            seen = _cut(view, labels, keep_alone, region_bytes)
-            partitions.setdefault(seen[0], seen[1])
+            labels, seen = _regions(view, keep_alone, region_bytes, head_bytes)
+            partitions.setdefault(labels, seen)
     free = _best({labels: evolve(seen, peak=None) for labels, seen in partitions.items()}, memory)
     if view.peak is None or free.peak_bytes <= view.peak.nbytes:
         return Choice(labels=free.labels, region_bytes=partitions[free.labels].region_bytes)
@@ -109,8 +108,7 @@ def _fixed(view: RankView, keep_alone: frozenset[int], region_bytes: int, memory
     single = alone(len(view.skeleton.gathers))
     size = region_bytes
     while size:
-        labels = form_units(view.graph, view.skeleton.gathers, size)
-        labels, seen = _cut(view, labels, keep_alone, size)
+        labels, seen = _regions(view, keep_alone, size)
         if view.peak is None or _predict(seen, memory).peak_bytes <= view.peak.nbytes:
             note = "" if size == region_bytes else _smaller(view, size, region_bytes)
             return Choice(labels=labels, region_bytes=size, note=note)
@@ -163,11 +161,13 @@ def _trials(nodes: int) -> Iterator[tuple[int, int]]:
                 yield region_bytes, region_bytes // part
 
 
-def _cut(
-    view: RankView, labels: tuple[int, ...], keep_alone: frozenset[int], region_bytes: int
+def _regions(
+    view: RankView, keep_alone: frozenset[int], region_bytes: int, head_bytes: int = 0
 ) -> tuple[tuple[int, ...], RankView]:
-    """A partition without what is illegal or breaks the bound on bytes in flight, and its view."""
+    """Regions without what is illegal or breaks the bound on bytes in flight, and their view."""
+    assert view.skeleton is not None
     assert view.frame is not None
+    labels = form_units(view.graph, view.skeleton.gathers, region_bytes, head_bytes)
     labels = cut_illegal(labels, view.frame, keep_alone)
     while True:
         if labels == alone(len(labels)):

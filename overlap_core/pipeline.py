@@ -482,7 +482,7 @@ class _Side:
             elif committed:
                 pinned = decision.mode is Mode.PINNED
                 notes = (*notes, *describe_bound(self.view, self.plan, self.order, pinned=pinned))
-                if self.choice.note and decision.mode is not Mode.PINNED:
+                if self.choice.note and not pinned:
                     notes = (*notes, self.choice.note)
         except Exception:
             view, plan = self.came, Plan()

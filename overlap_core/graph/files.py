@@ -14,7 +14,7 @@ from cattrs import Converter, transform_error
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from overlap_core._json import check_width, read_json
+from overlap_core._json import read_json, strictly
 from overlap_core.errors import GraphFileError, GraphFormatError
 
 from .graph import OverlapGraph
@@ -29,17 +29,6 @@ __all__ = ["FILE_VERSION", "graph_from_json", "graph_to_json", "load_graph", "sa
 FILE_VERSION = 1
 _REQUIRED = ("version", "nodes")
 T = TypeVar("T")
-
-
-def _strict(kind: type[T]) -> Any:
-    """Take a value only if it is of the type already; JSON has no need for conversions."""
-
-    def structure(value: object, _: object) -> T:
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return check_width(value) if kind is int else value
-        raise ValueError(f"expected {kind.__name__}, got {value!r:.60}")
-
-    return structure
 
 
 def _structure_size(value: object, _: object) -> Size:
@@ -145,7 +134,7 @@ def _structure_symbols(value: object, _: object) -> dict[str, int | None]:
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True)
     for kind in (int, str, bool):
-        converter.register_structure_hook(kind, _strict(kind))
+        converter.register_structure_hook(kind, strictly(kind))
     converter.register_structure_hook(NodeKind, _structure_kind)
     converter.register_structure_hook_func(lambda t: t == dict[str, int | None], _structure_symbols)
     converter.register_structure_hook_func(lambda t: t == Size, _structure_size)

@@ -24,6 +24,7 @@ from .dependencies import (
     comm_order_deps,
     is_collective_kernel,
     is_wait_kernel,
+    issues_collective,
     operations_inside,
 )
 from .groups import GroupResolver
@@ -231,12 +232,16 @@ def _describe(
 
 def _may_communicate(operation: Any) -> bool:
     """Whether an operation of a graph inside a node communicates, or nobody can say."""
-    if isinstance(operation, ir._CollectiveKernel):
-        return not isinstance(operation, ir._WaitKernel)
+    if isinstance(operation, ir._CollectiveKernel):  # a wait is one, too
+        return issues_collective(operation)
     op = str(getattr(operation, "op_overload", None) or "")
-    if not op or op.partition(".")[0] in _TRANSPARENT_NAMESPACES:
+    if not op or _is_transparent(op):
         return False
     return op_has_internal_collective(op) or not is_registered(op)
+
+
+def _is_transparent(op: str) -> bool:
+    return op.partition(".")[0] in _TRANSPARENT_NAMESPACES
 
 
 def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
@@ -252,8 +257,7 @@ def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
     if isinstance(inner, ir.MultiOutput):
         return NodeKind.COMPUTE, MULTI_OUTPUT
     if op:
-        transparent = op.partition(".")[0] in _TRANSPARENT_NAMESPACES
-        return (NodeKind.COMPUTE if transparent else NodeKind.OPAQUE), op
+        return (NodeKind.COMPUTE if _is_transparent(op) else NodeKind.OPAQUE), op
     kernel = getattr(inner, "python_kernel_name", None)
     return NodeKind.COMPUTE, str(kernel) if kernel else type(inner).__name__
 

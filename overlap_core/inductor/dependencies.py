@@ -21,6 +21,7 @@ __all__ = [
     "comm_order_deps",
     "is_collective_kernel",
     "is_wait_kernel",
+    "issues_collective",
     "operations_inside",
     "reorder_comm_deps",
 ]
@@ -28,9 +29,12 @@ __all__ = [
 
 def is_collective_kernel(snode: Any) -> bool:
     """A node that Inductor itself knows to issue communication."""
-    return isinstance(snode.node, ir._CollectiveKernel) and not isinstance(
-        snode.node, ir._WaitKernel
-    )
+    return issues_collective(snode.node)
+
+
+def issues_collective(inner: Any) -> bool:
+    """The same of what such a node holds."""
+    return isinstance(inner, ir._CollectiveKernel) and not isinstance(inner, ir._WaitKernel)
 
 
 def is_wait_kernel(snode: Any) -> bool:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .signatures import describe_call, find_exchange, is_uneven
+from .signatures import describe_call, find_exchange, is_uneven, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +77,7 @@ class SilentCollectives(TorchDispatchMode):
             self.exchanges.append(exchange)
 
     def _functional(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.partition("::")[2]
+        name = name_of(func)
         if name == "wait_tensor":
             return args[0]
         self._note(func, args, kwargs)

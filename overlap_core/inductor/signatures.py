@@ -13,7 +13,7 @@ from .groups import GroupResolver
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["describe_call", "find_exchange", "is_one_sided", "is_uneven"]
+__all__ = ["describe_call", "find_exchange", "is_one_sided", "is_uneven", "name_of"]
 
 _ONE_SIDED = frozenset({"isend", "irecv", "batch_p2p_ops"})
 """Functional ops of which each rank issues another one, or with another peer."""
@@ -39,13 +39,13 @@ def describe_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """An op with what must be equal on its ranks: the shapes of its tensors, and the root."""
     named = _named(func, args, kwargs)
     # Only the root has a list of what it gathers or scatters.
-    told = [v for k, v in named.items() if (_name(func), k) not in _OF_THE_ROOT]
+    told = [v for k, v in named.items() if (name_of(func), k) not in _OF_THE_ROOT]
     shapes = [
         f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         for value in tree_leaves(told)
         if isinstance(value, torch.Tensor)
     ]
-    roots = [] if _name(func) in _SENDS else [f"{k}={named[k]}" for k in _ROOTS if k in named]
+    roots = [] if name_of(func) in _SENDS else [f"{k}={named[k]}" for k in _ROOTS if k in named]
     return f"{func}({', '.join([*shapes, *roots])})"
 
 
@@ -58,7 +58,7 @@ def find_exchange(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """
     named = _named(func, args, kwargs)
     received, sent = named.get("output_split_sizes") or [], named.get("input_split_sizes") or []
-    if _name(func) not in _EXCHANGES or len({*received, *sent}) <= 1:
+    if name_of(func) not in _EXCHANGES or len({*received, *sent}) <= 1:
         return None
     ranks = list(_ranks(named.get("group_name", named.get("process_group"))))
     taken, given = (
@@ -75,7 +75,7 @@ def find_exchange(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def is_uneven(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether lists of tensors, a piece for each rank, hold different sizes."""
-    if _name(func) not in _PIECES:
+    if name_of(func) not in _PIECES:
         return False
     return any(_differs(value) for value in _named(func, args, kwargs).values())
 
@@ -97,7 +97,8 @@ def _ranks(group: Any) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """The name of an op without its namespace and overload."""
     name: str = func._schema.name.partition("::")[2]
     return name
 

@@ -24,7 +24,7 @@ from .plan import GatherPlacement, Plan, Verdict
 from .timeline import network_share_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost, Machine
@@ -91,6 +91,7 @@ def propose(
     together = {call.launches[0]: call.ns for call in calls}
     contention = contention_of(config, machine)
     starved = _starved_ns(graph, skeleton, frame, costs, machine)
+    used = _first_uses(graph, skeleton, frame)
     if bound_bytes is None:
         bound_bytes = config.max_in_flight_bytes
     memory = memory_floors(graph, frame, bound_bytes)
@@ -105,7 +106,9 @@ def propose(
         key = _queue_names(graph, skeleton, group.launch)
         axis = axes.get(key)
         if axis is None:
-            axis = axes[key] = _build_axis(graph, skeleton, frame, costs, key, starved, machine)
+            axis = axes[key] = _build_axis(
+                graph, skeleton, frame, costs, key, starved, used, machine
+            )
         floor = frame.floors[ordinal]
         limit = Verdict.COMPUTE_LIMITED
         if pinned and (pin := frame.slot_start(frame.slot(original))) > floor:
@@ -271,6 +274,7 @@ def _build_axis(
     costs: Sequence[Cost],
     key: tuple[str, ...],
     starved: Sequence[int],
+    used: Mapping[int, int],
     machine: Machine,
 ) -> _Axis:
     free: list[int] = []
@@ -294,7 +298,6 @@ def _build_axis(
             if shared:
                 barriers.append(index)
     at = (0, *accumulate(free))
-    used = _first_uses(graph, skeleton, frame)
     jobs: list[tuple[int, int]] = []
     done = 0
     for index, ns in queued:

@@ -155,9 +155,7 @@ def agree_on_costs(measurer: Measurer, index: int) -> Protocol[dict[str, Cost]]:
     # back (it does not go through torch.distributed) finds its peers.
     rehearsed: dict[str, tuple[bool, Any]] = {}
     if everywhere and (yield from meet("costs/rehearse")):
-        for key in sorted(everywhere):
-            ok, said = _try(measurer.rehearse, key)
-            rehearsed[key] = ok, said.encode() if isinstance(said, Rehearsal) else said
+        rehearsed = {key: _try(_plain_rehearsal, measurer, key) for key in sorted(everywhere)}
     rehearsals = [
         json.loads(r)
         for r in (yield from share_distinct("costs/rehearsal", _pack(rehearsed), index))
@@ -233,6 +231,10 @@ def agree_on_machine(measurer: Measurer, index: int) -> Protocol[Machine]:
     worst = _worst(values)
     _try(measurer.keep_probes, worst)
     return _machine(worst)
+
+
+def _plain_rehearsal(measurer: Measurer, key: str) -> list[Any]:
+    return measurer.rehearse(key).encode()
 
 
 def _plain_offers(measurer: Measurer) -> dict[str, Any]:
@@ -338,8 +340,9 @@ def _together(times: Sequence[int | str], inside: Sequence[int | None]) -> Cost:
     """One collective-bearing key from what all ranks measured."""
     failures = [time for time in times if isinstance(time, str)]
     if failures:
-        failures.sort(key=_PEER_FAILED.__eq__)  # the rank that could not knows why
-        return Cost(why=f"the replay failed on a rank: {failures[0]}")
+        # The rank that could not knows why.
+        why = next((failure for failure in failures if failure != _PEER_FAILED), _PEER_FAILED)
+        return Cost(why=f"the replay failed on a rank: {why}")
     longest = max(time for time in times if isinstance(time, int))
     parts = [part for part in inside if part is not None]
     network = max(0, longest - max(parts)) if parts else None

@@ -11,7 +11,7 @@ from cattrs import Converter, transform_error
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from overlap_core._json import check_width
+from overlap_core._json import strictly
 from overlap_core.costs import Cost, CostRequest, CostSource, Dim, Machine
 from overlap_core.graph import OverlapGraph, Size
 from overlap_core.outcome import GatherOutcome
@@ -75,17 +75,6 @@ def _say(error: BaseException, _: type | None) -> str:
     return str(error)
 
 
-def _strict(kind: type[T]) -> Any:
-    """Take a value only if it is of the type already; JSON has no need for conversions."""
-
-    def structure_strictly(value: object, _: object) -> T:
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return check_width(value) if kind is int else value
-        raise ValueError(f"expected {kind.__name__}, got {value!r:.60}")
-
-    return structure_strictly
-
-
 def _structure_enum(value: object, target: type[E]) -> E:
     """Text enums are text too, so without this they would be taken for it."""
     try:
@@ -132,7 +121,7 @@ def _make_converter() -> Converter:
         return tuple(converter.structure(value, list[target.__args__[0]]))
 
     for kind in (int, str, bool):
-        converter.register_structure_hook(kind, _strict(kind))
+        converter.register_structure_hook(kind, strictly(kind))
     converter.register_structure_hook(float, _structure_float)
     for enum in (Mode, CostSource):
         converter.register_structure_hook(enum, _structure_enum)
