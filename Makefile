@@ -6,7 +6,7 @@
 #
 # Each of them sets up .venv first. PYTHON=/path/to/python picks the interpreter (3.11 or newer).
 
-VENV := .venv
+VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := overlap_core $(filter-out %.egg-info,$(wildcard plugins/*/overlap_*)) \
@@ -55,7 +55,7 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
-		$(BIN)/python -m pip install --constraint constraints.txt torch
+		$(BIN)/python -m pip install $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt torch)
 	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' \
 		> $(VENV)/torch.txt
 	$(BIN)/python -m pip install --constraint $(VENV)/torch.txt \

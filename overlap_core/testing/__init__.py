@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlap_core.testing.hosts import HookCall, HookRecorder, host_with
     from overlap_core.testing.leaks import ProcessState, find_leaks
     from overlap_core.testing.models import Diverge, Transformer, TransformerConfig, example_input
-    from overlap_core.testing.processes import RankFailure, run_ranks
+    from overlap_core.testing.processes import RankFailure, RankPool, run_ranks
     from overlap_core.testing.recorder import CollectiveRecorder, RecordedCollective
     from overlap_core.testing.simple_fsdp import check_same_state, shard_module, state_digest
     from overlap_core.testing.torchrun import run_torchrun
@@ -35,6 +35,7 @@ __all__ = [
     "PluginConformance",
     "ProcessState",
     "RankFailure",
+    "RankPool",
     "RecordedCollective",
     "Transformer",
     "TransformerConfig",
@@ -66,6 +67,7 @@ _MODULES = {
     "PluginConformance": "conformance",
     "ProcessState": "leaks",
     "RankFailure": "processes",
+    "RankPool": "processes",
     "RecordedCollective": "recorder",
     "Transformer": "models",
     "TransformerConfig": "models",

@@ -1,9 +1,10 @@
-"""The child's side of ``run_ranks``."""
+"""The child's side of a rank: it runs one task after another, each under a process group of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import multiprocessing
@@ -19,64 +20,125 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
+
+from overlap_core.testing.leaks import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from multiprocessing.connection import Connection
 
+SEED = 0
+"""Of torch's generators, before each task."""
+
+
+@attrs.frozen(kw_only=True)
+class RankPlace:
+    """What stays the same as long as a rank lives."""
+
+    rank: int
+    world_size: int
+    port: int
+    """Of the parent's store on the loopback device."""
+    stack_file: str
+
 
 @attrs.frozen(kw_only=True)
 class RankTask:
     """What one rank has to do. ``args`` stays pickled until the function's module is loaded."""
 
+    number: int
+    """Keeps the keys of this task in the store apart from those of the others."""
     module: str
     file: str | None
     function: str
     args: bytes
-    rank: int
-    world_size: int
-    port: int
     timeout: timedelta
-    stack_file: str
+    plan_dir: str
 
 
-def rank_main(task: RankTask, connection: Connection) -> None:
-    """Run the task, send ``(outcome, payload)``, and stay until the parent says to leave.
+def rank_main(place: RankPlace, connection: Connection) -> None:
+    """Run the tasks that the parent sends until it sends None or is gone.
 
-    Staying keeps this rank's sockets open until every peer is done with them.
+    Answers a task with ``("ok", result)`` or ``("error", traceback)``, waits until the parent says
+    that all ranks have answered (until then peers may need this rank's sockets), becomes as a new
+    process is, and answers ``("ready", "")``.
     """
     with contextlib.suppress(PermissionError):
         os.setsid()  # so that the parent can kill all that this rank starts
     _leave_with_parent()
-    with Path(task.stack_file).open("w") as stack_file:
-        faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
-        try:
-            message = ("ok", pickle.dumps(_run(task)))
-        except BaseException:  # a rank's SystemExit or Ctrl-C is the parent's to report too
-            message = ("error", traceback.format_exc().encode())
-        connection.send(message)
-        with contextlib.suppress(EOFError, OSError):
-            connection.recv()
-        if message[0] == "ok":
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Threads that a failed collective left behind must not keep the process.
-        os._exit(0 if message[0] == "ok" else 1)
-
-
-def _run(task: RankTask) -> Any:
     torch.set_num_threads(1)
+    status = 0
+    with (
+        Path(place.stack_file).open("w") as stack_file,
+        contextlib.suppress(EOFError, OSError),  # the parent is gone
+    ):
+        faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
+        while (task := connection.recv()) is not None:
+            before = ProcessState.now()
+            answer = _attempt("ok", lambda: pickle.dumps(_run(place, task)))
+            connection.send(answer)
+            status = int(answer[0] == "error")
+            if connection.recv() is None:
+                break
+            connection.send(_attempt("ready", lambda: _make_fresh(before)))
+    if status == 0:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that a failed collective left behind must not keep the process.
+    os._exit(status)
+
+
+def _attempt(outcome: str, call: Callable[[], bytes]) -> tuple[str, bytes]:
+    try:
+        return outcome, call()
+    except BaseException:  # a rank's SystemExit or Ctrl-C is the parent's to report too
+        return "error", traceback.format_exc().encode()
+
+
+def _run(place: RankPlace, task: RankTask) -> Any:
+    os.environ["OVERLAP_CORE_PLAN_DIR"] = task.plan_dir
+    torch.manual_seed(SEED)
     fn = _load(task)
     args = pickle.loads(task.args)
-    store = TCPStore("127.0.0.1", task.port, is_master=False, timeout=task.timeout)
+    store = TCPStore("127.0.0.1", place.port, is_master=False, timeout=task.timeout)
     dist.init_process_group(
-        "gloo", store=store, rank=task.rank, world_size=task.world_size, timeout=task.timeout
+        "gloo",
+        store=PrefixStore(f"task{task.number}", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=task.timeout,
     )
-    return fn(task.rank, task.world_size, *args)
+    return fn(place.rank, place.world_size, *args)
+
+
+def _make_fresh(before: ProcessState) -> bytes:
+    """Forget what the task left: groups, the pass and what it knows, Dynamo's caches, settings."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    reset_process()
+    before.restore()
+    gc.collect()
+    return b""
+
+
+def reset_process() -> None:
+    """Make overlap_core and Dynamo as they are in a new process, but for declared ops.
+
+    Takes the pass out, forgets all that was agreed, measured and reported, and what is compiled.
+    """
+    import overlap_core
+    from overlap_core.inductor import clear_records
+    from overlap_core.inductor.job import forget_job
+
+    overlap_core.disable()
+    forget_job()
+    clear_records()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def _load(task: RankTask) -> Callable[..., Any]:

@@ -50,6 +50,19 @@ class ProcessState:
             installed=() if install is None else tuple(install._installed),
         )
 
+    def restore(self) -> None:
+        """Set torch's configuration and the environment back; what was loaded since stays."""
+        for name, values in self.configs.items():
+            module: Any = sys.modules[name]
+            now = module.get_config_copy()
+            for key, value in values.items():
+                if key not in now or not _equal(value, now[key]):
+                    setattr(module, key, value)
+        for name in [name for name in os.environ if name.startswith(_PREFIXES)]:
+            if name not in self.environment:
+                del os.environ[name]
+        os.environ.update(self.environment)
+
 
 def find_leaks(
     before: ProcessState, after: ProcessState, ignore: Iterable[str] = ()

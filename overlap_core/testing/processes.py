@@ -1,7 +1,10 @@
-"""Runs a function on several real ranks: one spawned process each, joined by gloo.
+"""Runs functions on several real ranks: one spawned process each, joined by gloo.
 
-Nothing outlives the call: each rank leads a process group of its own (so compilers that it starts
-die with it), is killed at the deadline, and ends itself when the parent is gone.
+`run_ranks` starts new processes for one call. A `RankPool` keeps them for the next call, which
+then finds torch imported and Inductor warm.
+
+Nothing outlives a call or a pool: each rank leads a process group of its own (so compilers that
+it starts die with it), is killed at the deadline, and ends itself when the parent is gone.
 """
 
 from __future__ import annotations
@@ -14,28 +17,32 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch.distributed import TCPStore
 
 from overlap_core.errors import OverlapError
-from overlap_core.testing._rank_process import RankTask, rank_main
+from overlap_core.testing._rank_process import RankPlace, RankTask, rank_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from multiprocessing.process import BaseProcess
+    from types import TracebackType
 
 _ENV = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes
 }
 _FAILURE_GRACE_S = 3.0  # how long the other ranks may take to report, once one has failed
+_FRESH_S = 60.0  # how long ranks may take to become as new processes are
 _EXIT_GRACE_S = 10.0
+_LOOK_S = 1.0  # how often the clock is looked at
+_STACK_S = 20.0  # how long a silent rank may take to say where it is
 _START_LOCK = threading.Lock()
 
 
@@ -55,7 +62,8 @@ def run_ranks(
 ) -> list[Any]:
     """Call ``fn(rank, world_size, *args)`` on ``world_size`` new processes; return their results.
 
-    Each rank has one thread for compute and an initialized gloo process group.
+    Each rank has one thread for compute, an initialized gloo process group, and torch's generators
+    seeded alike.
 
     Args:
         fn: a module-level function.
@@ -75,19 +83,139 @@ def run_ranks(
         RankFailure: a rank raised or died, or the deadline passed. All ranks are dead by then.
         TypeError: ``fn`` is not a module-level function.
     """
-    if "." in fn.__qualname__:  # also "<locals>" and lambdas in functions
-        raise TypeError(f"run_ranks needs a module-level function, not {fn.__qualname__}")
-    for left in range(tries - 1, -1, -1):
-        ranks, message = _run_once(fn, world_size, args, deadline_s, pg_timeout_s, env, may_die)
-        if not message:
-            return [pickle.loads(rank.payload) for rank in ranks]
-        if not left or not _is_memory_fault(ranks):
-            raise RankFailure(message)
-        print(
-            f"starting {world_size} ranks of {fn.__name__} anew after a memory fault",
-            file=sys.stderr,
+    with RankPool(world_size, env=env) as pool:
+        return pool._run(fn, args, deadline_s, pg_timeout_s, tries, may_die, last=True)
+
+
+class RankPool:
+    """Ranks that stay alive from one call of `run` to the next.
+
+    Each call is a job of its own: it has a process group and keys in the store of its own, and
+    finds overlap_core, Dynamo, torch's configuration, generators and the environment as in new
+    processes. What cannot be undone stays: imported modules, defined and registered ops.
+
+    Ranks start with the first call. If one raises, dies or is late, all are ended and that call
+    fails; the next one starts new ranks.
+
+    Args:
+        world_size: number of ranks.
+        env: environment variables, set before torch is imported.
+    """
+
+    def __init__(self, world_size: int, *, env: Mapping[str, str] | None = None) -> None:
+        self.world_size = world_size
+        self._env = dict(env or {})
+        self._calls = 0
+        self._ranks: list[_Rank] = []
+        self._resources = contextlib.ExitStack()
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        deadline_s: float,
+        pg_timeout_s: float = 60.0,
+        tries: int = 1,
+    ) -> list[Any]:
+        """Call ``fn(rank, world_size, *args)`` on every rank; arguments, results and errors are
+        those of `run_ranks`.
+        """
+        return self._run(fn, args, deadline_s, pg_timeout_s, tries)
+
+    def close(self) -> None:
+        """End all ranks. A later call of `run` starts new ones."""
+        self._resources.close()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        deadline_s: float,
+        pg_timeout_s: float,
+        tries: int,
+        may_die: Collection[int] = (),
+        *,
+        last: bool = False,
+    ) -> list[Any]:
+        if "." in fn.__qualname__:  # also "<locals>" and lambdas in functions
+            raise TypeError(f"run_ranks needs a module-level function, not {fn.__qualname__}")
+        if tries < 1:
+            raise ValueError(f"tries={tries}: expected at least 1")
+        while True:
+            deadline = monotonic() + deadline_s
+            self._start()
+            self._send(fn, args, min(pg_timeout_s, deadline_s))
+            _collect(self._ranks, deadline, may_die)
+            payloads = [rank.payload for rank in self._ranks]
+            if all(rank.is_done for rank in self._ranks) and (last or self._make_fresh()):
+                return [pickle.loads(payload) for payload in payloads]
+            message = _failure_message(fn, self._ranks, deadline_s)
+            is_memory_fault = _is_memory_fault(self._ranks)
+            self.close()
+            tries -= 1
+            if not tries or not is_memory_fault:
+                raise RankFailure(message)
+            print(
+                f"starting {self.world_size} ranks of {fn.__name__} anew after a memory fault",
+                file=sys.stderr,
+            )
+
+    def _start(self) -> None:
+        """Start ranks, unless all are there."""
+        if self._ranks and all(rank.process.is_alive() for rank in self._ranks):
+            return
+        self.close()
+        folder = tempfile.TemporaryDirectory(prefix="overlap-ranks-")
+        self._folder = Path(self._resources.enter_context(folder))
+        # The parent binds port 0 and keeps the store: no race for a port, no rank is special.
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._resources.callback(_end, self._ranks)
+        with _START_LOCK, _environment({**_ENV, **_loopback(), **self._env}):
+            for rank in range(self.world_size):
+                place = RankPlace(
+                    rank=rank,
+                    world_size=self.world_size,
+                    port=self._store.port,
+                    stack_file=str(self._folder / f"stack{rank}"),
+                )
+                self._ranks.append(_start(place))
+
+    def _send(self, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
+        self._calls += 1
+        task = RankTask(
+            number=self._calls,
+            module=fn.__module__,
+            file=getattr(sys.modules[fn.__module__], "__file__", None),
+            function=fn.__qualname__,
+            args=pickle.dumps(args),
+            timeout=timedelta(seconds=timeout_s),
+            # Nothing that an earlier call agreed on counts.
+            plan_dir=str(self._folder / f"plans{self._calls}"),
         )
-    raise ValueError(f"tries={tries}: expected at least 1")
+        for rank in self._ranks:
+            rank.expect()
+            with contextlib.suppress(OSError):  # it has died; `_collect` will see that
+                rank.connection.send(task)
+
+    def _make_fresh(self) -> bool:
+        """Have all ranks forget the call; False if one of them could not."""
+        for rank in self._ranks:
+            rank.expect()
+            with contextlib.suppress(OSError):
+                rank.connection.send("all have answered")
+        _collect(self._ranks, monotonic() + _FRESH_S)
+        return all(rank.is_done for rank in self._ranks)
 
 
 _MEMORY_FAULTS = tuple(
@@ -101,71 +229,43 @@ def _is_memory_fault(ranks: list[_Rank]) -> bool:
     return bool(died) and all(payload in _MEMORY_FAULTS for payload in died)
 
 
-def _run_once(
-    fn: Callable[..., Any],
-    world_size: int,
-    args: tuple[Any, ...],
-    deadline_s: float,
-    pg_timeout_s: float,
-    env: Mapping[str, str] | None,
-    may_die: Collection[int],
-) -> tuple[list[_Rank], str]:
-    """One try: the ranks, all ended, and what went wrong if anything did."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overlap-ranks-")))
-        # The parent binds port 0 and keeps the store: no race for a port, no rank is special.
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        ranks: list[_Rank] = []
-        stack.callback(_end, ranks)
-        deadline = time.monotonic() + deadline_s
-        # Every call is a job of its own: nothing that an earlier one agreed on counts.
-        own = {**_ENV, **_loopback(), "OVERLAP_CORE_PLAN_DIR": str(folder / "plans")}
-        with _START_LOCK, _environment({**own, **(env or {})}):
-            for rank in range(world_size):
-                task = RankTask(
-                    module=fn.__module__,
-                    file=getattr(sys.modules[fn.__module__], "__file__", None),
-                    function=fn.__qualname__,
-                    args=pickle.dumps(args),
-                    rank=rank,
-                    world_size=world_size,
-                    port=store.port,
-                    timeout=timedelta(seconds=min(pg_timeout_s, deadline_s)),
-                    stack_file=str(folder / f"stack{rank}"),
-                )
-                ranks.append(_start(task))
-        _collect(ranks, deadline, may_die)
-        if any(rank.outcome != "ok" for rank in ranks):
-            return list(ranks), _failure_message(fn, ranks, deadline_s)
-        return list(ranks), ""
-
-
 @attrs.define(kw_only=True)
 class _Rank:
     """The parent's view of one rank."""
 
-    task: RankTask
+    place: RankPlace
     process: BaseProcess
     connection: Connection
-    outcome: str | None = None  # "ok", "error", "died", "late"
+    outcome: str | None = None  # "ok", "ready", "error", "died", "late"
     payload: bytes = b""
 
+    @property
+    def is_done(self) -> bool:
+        return self.outcome in ("ok", "ready")
 
-def _start(task: RankTask) -> _Rank:
+    def expect(self) -> None:
+        """Forget the last answer; another one is to come."""
+        self.outcome, self.payload = None, b""
+
+
+def _start(place: RankPlace) -> _Rank:
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(
-        target=rank_main, args=(task, child_end), name=f"rank{task.rank}", daemon=True
+        target=rank_main, args=(place, child_end), name=f"rank{place.rank}", daemon=True
     )
     process.start()
     child_end.close()
-    return _Rank(task=task, process=process, connection=parent_end)
+    return _Rank(place=place, process=process, connection=parent_end)
 
 
-def _collect(ranks: list[_Rank], deadline: float, may_die: Collection[int]) -> None:
+def _collect(ranks: list[_Rank], deadline: float, may_die: Collection[int] = ()) -> None:
     """Wait until every rank has an outcome; the first failure brings the deadline forward."""
     while waiting := [rank for rank in ranks if rank.outcome is None]:
-        ready = wait([rank.connection for rank in waiting], max(0.0, deadline - time.monotonic()))
+        left = deadline - monotonic()
+        ready = wait([rank.connection for rank in waiting], min(max(0.0, left), _LOOK_S))
+        if not ready and left > 0:
+            continue
         if not ready:
             for rank in waiting:
                 rank.outcome, rank.payload = "late", _stack_of(rank)
@@ -179,24 +279,25 @@ def _collect(ranks: list[_Rank], deadline: float, may_die: Collection[int]) -> N
                 rank.process.join(1.0)
                 rank.outcome = "died"
                 rank.payload = f"exit code {rank.process.exitcode}".encode()
-                if rank.task.rank in may_die:
+                if rank.place.rank in may_die:
                     rank.outcome, rank.payload = "ok", pickle.dumps(None)
-            if rank.outcome != "ok":
-                deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_S)
+            if not rank.is_done:
+                deadline = min(deadline, monotonic() + _FAILURE_GRACE_S)
 
 
 def _stack_of(rank: _Rank) -> bytes:
     """Ask a silent rank where it is: its faulthandler answers even inside a blocked C++ call."""
-    path = Path(rank.task.stack_file)
+    path = Path(rank.place.stack_file)
     if not path.exists() or rank.process.pid is None or not rank.process.is_alive():
         return b"(had not started)"
     with contextlib.suppress(ProcessLookupError):
         os.kill(rank.process.pid, signal.SIGUSR1)
-    for _ in range(20):
-        time.sleep(0.05)
+    until = monotonic() + _STACK_S
+    while monotonic() < until:
+        sleep(0.05)
         text = path.read_bytes()
         if text:
-            time.sleep(0.05)  # the rest of the dump
+            sleep(0.05)  # the rest of the dump
             return path.read_bytes()
     return b"(no answer)"
 
@@ -205,11 +306,11 @@ def _end(ranks: list[_Rank]) -> None:
     """Let ranks that are done leave, kill the others with all they started, and reap them."""
     for rank in ranks:
         with contextlib.suppress(OSError):
-            rank.connection.send("leave")
-    until = time.monotonic() + _EXIT_GRACE_S
+            rank.connection.send(None)  # leave
+    until = monotonic() + _EXIT_GRACE_S
     for rank in ranks:
-        if rank.outcome == "ok":
-            rank.process.join(max(0.0, until - time.monotonic()))
+        if rank.is_done:
+            rank.process.join(max(0.0, until - monotonic()))
         pid = rank.process.pid
         if pid is not None:
             # Also after an orderly end: what the rank started is in its process group still.
@@ -220,20 +321,22 @@ def _end(ranks: list[_Rank]) -> None:
         rank.process.join()
         rank.connection.close()
         rank.process.close()
+    ranks.clear()
 
 
 def _failure_message(fn: Callable[..., Any], ranks: list[_Rank], deadline_s: float) -> str:
     words = {
         "ok": "finished",
+        "ready": "finished",
         "error": "raised",
         "died": "died",
         "late": f"gave no result before another's failure or the deadline of {deadline_s:g} s; at:",
     }
     parts = [f"{fn.__module__}.{fn.__qualname__} failed on {len(ranks)} ranks"]
     for rank in ranks:
-        detail = "" if rank.outcome == "ok" else rank.payload.decode(errors="replace").rstrip()
+        detail = "" if rank.is_done else rank.payload.decode(errors="replace")
         parts.append(
-            f"--- rank {rank.task.rank} {words[rank.outcome or 'late']}\n{detail}".rstrip()
+            f"--- rank {rank.place.rank} {words[rank.outcome or 'late']}\n{detail.rstrip()}".rstrip()
         )
     return "\n".join(parts)
 
