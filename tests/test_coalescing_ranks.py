@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from attrs import frozen
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
-from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
+from overlap_core.testing import CollectiveRecorder, shard_module
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -52,9 +52,9 @@ class Seen:
 
 
 def run_case(
-    out: int, meshes: tuple[DeviceMesh, ...], plan_dir: str, coalesce: str | int, **sharding: Any
+    rank: int, world_size: int, out: int, mesh: str, coalesce: int, sharding: dict[str, Any]
 ) -> Seen:
-    torch.manual_seed(0)
+    meshes = MESHES[mesh]()
     model = Layers(out)
     for number, layer in enumerate(model.layers):
         shard_module(layer, meshes[number % len(meshes)], **sharding)
@@ -73,7 +73,7 @@ def run_case(
         return result.detach(), gradients, tuple(recorder.shared())
 
     expected, expected_gradients, before = run(options={"fx_graph_cache": False})
-    config = oc.OverlapConfig(costs="analytical", coalesce=coalesce, plan_dir=plan_dir)
+    config = oc.OverlapConfig(costs="analytical", coalesce=coalesce)
     result, gradients, after = run(options=oc.inductor_options(config))
     reports = oc.reports()
     return Seen(
@@ -87,44 +87,31 @@ def run_case(
     )
 
 
-def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
-    if world_size == 2:
-        meshes: tuple[DeviceMesh, ...] = (init_device_mesh("cpu", (2,)),)
-        cases: dict[str, dict[str, Any]] = {
-            "even": {"out": OUT["even"], "coalesce": 1 << 20},
-            "cast": {"out": OUT["even"], "coalesce": 1 << 20, "param_dtype": torch.bfloat16},
-            "again": {"out": OUT["even"], "coalesce": 9000, "reshard_after_forward": True},
-        }
-    else:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        world = init_device_mesh("cpu", (4,))
-        meshes = (mesh["a"], mesh["b"])
-        cases = {
-            "two meshes": {"out": OUT["even"], "coalesce": 1 << 20},
-            "uneven": {"out": OUT["uneven"], "coalesce": 1 << 20, "meshes": (world,)},
-        }
-    seen = {}
-    for name, case in cases.items():
-        forget_job()
-        clear_records()
-        plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
-        seen[name] = run_case(**{"meshes": meshes, "plan_dir": plan_dir, **case})
-    return seen
+def world_mesh() -> tuple[DeviceMesh, ...]:
+    return (init_device_mesh("cpu", (dist.get_world_size(),)),)
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> list[dict[str, Seen]]:
-    return run_ranks(run_cases, 2, deadline_s=500, tries=3)
+def both_axes() -> tuple[DeviceMesh, ...]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    return mesh["a"], mesh["b"]
 
 
-@pytest.fixture(scope="module")
-def four_ranks() -> list[dict[str, Seen]]:
-    return run_ranks(run_cases, 4, deadline_s=500, tries=3)
+MESHES = {"world": world_mesh, "both axes": both_axes}
 
 
-def check(ranks: list[dict[str, Seen]], name: str) -> Seen:
+def check(
+    pooled_ranks: RunRanks,
+    world_size: int,
+    *,
+    out: int = OUT["even"],
+    mesh: str = "world",
+    coalesce: int = 1 << 20,
+    **sharding: Any,
+) -> Seen:
     """No bit differs, the ranks issue the same, and the gathers of each call are one."""
-    results = [rank[name] for rank in ranks]
+    results: list[Seen] = pooled_ranks(
+        run_case, world_size, out, mesh, coalesce, sharding, deadline_s=500, tries=3
+    )
     for seen in results:
         assert seen.gradients == 8
         assert seen.outputs_equal
@@ -139,32 +126,32 @@ def check(ranks: list[dict[str, Seen]], name: str) -> Seen:
     return first
 
 
-def test_all_gathers_of_a_graph_in_one_call(two_ranks: list[dict[str, Seen]]) -> None:
-    seen = check(two_ranks, "even")
+def test_all_gathers_of_a_graph_in_one_call(pooled_ranks: RunRanks) -> None:
+    seen = check(pooled_ranks, 2)
     assert seen.modes == ("identical", "identical")
     assert seen.calls == ((8,), ())  # nothing is gathered in backward
 
 
-def test_shards_that_are_cast_before_they_are_gathered(two_ranks: list[dict[str, Seen]]) -> None:
-    seen = check(two_ranks, "cast")
+def test_shards_that_are_cast_before_they_are_gathered(pooled_ranks: RunRanks) -> None:
+    seen = check(pooled_ranks, 2, param_dtype=torch.bfloat16)
     assert seen.calls == ((8,), ())
 
 
-def test_gathers_that_are_repeated_in_backward(two_ranks: list[dict[str, Seen]]) -> None:
+def test_gathers_that_are_repeated_in_backward(pooled_ranks: RunRanks) -> None:
     """Regions of 9,000 bytes hold two weights of 4,096 and what lies between them."""
-    forward, backward = check(two_ranks, "again").calls
+    forward, backward = check(pooled_ranks, 2, coalesce=9000, reshard_after_forward=True).calls
     assert len(forward) >= 2
     assert backward
 
 
-def test_calls_hold_gathers_of_one_group(four_ranks: list[dict[str, Seen]]) -> None:
+def test_calls_hold_gathers_of_one_group(pooled_ranks: RunRanks) -> None:
     """The layers are sharded over the two axes of a mesh in turn."""
-    seen = check(four_ranks, "two meshes")
+    seen = check(pooled_ranks, 4, mesh="both axes")
     assert seen.calls == ((4, 4), ())
 
 
-def test_uneven_shards_are_padded_alike(four_ranks: list[dict[str, Seen]]) -> None:
+def test_uneven_shards_are_padded_alike(pooled_ranks: RunRanks) -> None:
     """30 rows over 4 ranks: the last rank holds fewer, so the ranks' graphs differ."""
-    seen = check(four_ranks, "uneven")
+    seen = check(pooled_ranks, 4, out=OUT["uneven"])
     assert seen.modes[0] == "slot"
     assert seen.calls[0] == (8,)

@@ -7,7 +7,7 @@ of Inductor's reorderings are off.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,9 +20,11 @@ from overlap_core.testing import (
     Transformer,
     TransformerConfig,
     example_input,
-    run_ranks,
     shard_module,
 )
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(800)]
 
@@ -88,8 +90,10 @@ def order_of(places: tuple[int | None, ...]) -> tuple[int, ...]:
     return tuple(sorted(known).index(place) for place in known)
 
 
-def test_orders_that_inductor_parted_are_restored_and_gathers_still_move() -> None:
-    results = run_ranks(run_with_reorderings, 2, deadline_s=300, tries=3)
+def test_orders_that_inductor_parted_are_restored_and_gathers_still_move(
+    pooled_ranks: RunRanks,
+) -> None:
+    results = pooled_ranks(run_with_reorderings, 2, deadline_s=300, tries=3)
     orders = [order_of(seen.program) for seen in results]
     assert orders[0] != orders[1], "Inductor no longer parts them: the test shows nothing"
     for seen in results:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlap_core.ranks import StoreExchange
-from overlap_core.testing import run_ranks
 
 from .fault_cases import CASES, HOOKS, LONG_S, SHORT_S, function, inputs, order_of, play
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from overlap_core.testing import RunRanks
 
 Result = "dict[str, Any]"
 
@@ -27,9 +28,11 @@ DYING = tuple(name for name in CASES if name.startswith("dies"))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def results(request: pytest.FixtureRequest) -> list[Mapping[str, list[dict[str, Any]]]]:
+def results(
+    request: pytest.FixtureRequest, pooled_ranks: RunRanks
+) -> list[Mapping[str, list[dict[str, Any]]]]:
     """What each rank saw of each case; every rank but the second behaves alike."""
-    return run_ranks(play, request.param, list(CASES), deadline_s=500)
+    return pooled_ranks(play, request.param, list(CASES), deadline_s=500)
 
 
 def of(results: list[Mapping[str, list[Any]]], name: str) -> list[list[dict[str, Any]]]:
@@ -150,8 +153,10 @@ def killed(rank: int, world_size: int, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [1, 4])
-def test_when_a_process_is_killed_the_others_keep_program_order_in_time(step: int) -> None:
-    results = run_ranks(killed, 4, step, deadline_s=120, may_die=[1])
+def test_when_a_process_is_killed_the_others_keep_program_order_in_time(
+    step: int, pooled_ranks: RunRanks
+) -> None:
+    results = pooled_ranks(killed, 4, step, deadline_s=120, may_die=[1])
     assert results[1] is None
     for result in (results[0], *results[2:]):
         assert not result["committed"]

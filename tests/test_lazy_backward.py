@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
-from overlap_core.testing import run_ranks, shard_module
+from overlap_core.testing import shard_module
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -40,8 +43,8 @@ def step(rank: int, world_size: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_late_backward_is_waited_for_and_meets_its_peer() -> None:
-    forward, backward = zip(*run_ranks(step, 2, deadline_s=200, tries=3), strict=True)
+def test_a_late_backward_is_waited_for_and_meets_its_peer(pooled_ranks: RunRanks) -> None:
+    forward, backward = zip(*pooled_ranks(step, 2, deadline_s=200, tries=3), strict=True)
     for graphs in (forward, backward):
         assert graphs[0] == graphs[1]
         assert graphs[0]["mode"] == "identical"

@@ -6,7 +6,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +18,10 @@ import overlap_core as oc
 from overlap_core.inductor import clear_records
 from overlap_core.inductor.job import forget_job
 from overlap_core.inductor.overlap_pass import OverlapPass
-from overlap_core.testing import CollectiveRecorder, run_ranks
+from overlap_core.testing import CollectiveRecorder
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -282,8 +285,8 @@ def faults(rank: int, world_size: int) -> tuple[Seen, ...]:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[dict[str, Seen]]:
-    return run_ranks(scenarios, 2, deadline_s=280, tries=3)
+def results(pooled_ranks: RunRanks) -> list[dict[str, Seen]]:
+    return pooled_ranks(scenarios, 2, deadline_s=280, tries=3)
 
 
 GATHER = "_c10d_functional.all_gather_into_tensor"
@@ -436,8 +439,8 @@ def test_large_inputs_are_refused_with_a_note(results: list[dict[str, Seen]]) ->
         assert result["small limit"].mode == "abort"  # ranks with other configurations
 
 
-def test_a_slow_rank_and_hooks_that_raise_on_one_rank_only() -> None:
-    [(first,), (second,)] = run_ranks(faults, 2, deadline_s=200, tries=3)
+def test_a_slow_rank_and_hooks_that_raise_on_one_rank_only(pooled_ranks: RunRanks) -> None:
+    [(first,), (second,)] = pooled_ranks(faults, 2, deadline_s=200, tries=3)
     assert first.mode == second.mode == "identical"
     assert first.collectives == second.collectives
     assert first.entries[GATHER] == second.entries[GATHER]
@@ -472,9 +475,9 @@ def save_and_load(rank: int, world_size: int, path: str, disagree: bool) -> tupl
     return first, second
 
 
-def test_a_saved_table_is_used_at_the_second_start(tmp_path: Any) -> None:
+def test_a_saved_table_is_used_at_the_second_start(tmp_path: Any, pooled_ranks: RunRanks) -> None:
     path = str(tmp_path / "costs.json")
-    for first, second in run_ranks(save_and_load, 2, path, False, deadline_s=120, tries=3):
+    for first, second in pooled_ranks(save_and_load, 2, path, False, deadline_s=120, tries=3):
         assert first.collectives
         assert second.collectives == ()  # nothing is measured again
         assert [e for e in first.all_entries if e[2] == "measured"] == [
@@ -482,8 +485,10 @@ def test_a_saved_table_is_used_at_the_second_start(tmp_path: Any) -> None:
         ]
 
 
-def test_tables_that_differ_between_ranks_are_loaded_by_none(tmp_path: Any) -> None:
+def test_tables_that_differ_between_ranks_are_loaded_by_none(
+    tmp_path: Any, pooled_ranks: RunRanks
+) -> None:
     path = str(tmp_path / "costs.json")
-    for _, second in run_ranks(save_and_load, 2, path, True, deadline_s=120, tries=3):
+    for _, second in pooled_ranks(save_and_load, 2, path, True, deadline_s=120, tries=3):
         assert second.collectives  # measured again, by both
         assert second.entries[GATHER][1] == "measured"

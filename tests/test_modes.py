@@ -1,15 +1,12 @@
 """Each mode on real compiled models in real processes, two and four gloo ranks.
 
 Outputs and gradients must be equal bit for bit with the pass off, and the ranks must issue their
-collectives in one order at run time. All cases of one number of ranks run in the same processes,
-each as a job of its own.
+collectives in one order at run time.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,21 +14,26 @@ from attrs import frozen
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
 from overlap_core.testing import (
     CollectiveRecorder,
     Diverge,
     Transformer,
     TransformerConfig,
     example_input,
-    run_ranks,
     shard_module,
 )
 
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
+
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(800)]
 
-EXPECTED = {"none": "identical", "compute": "slot", "skeleton": "pinned", "count": "abort"}
+EXPECTED: dict[Diverge, str] = {
+    "none": "identical",
+    "compute": "slot",
+    "skeleton": "pinned",
+    "count": "abort",
+}
 
 
 @frozen(kw_only=True)
@@ -49,16 +51,6 @@ class Case:
 
 TRAINING = {f"training, {diverge}": Case(diverge=diverge, train=True) for diverge in EXPECTED}
 INFERENCE = {f"inference, {diverge}": Case(diverge=diverge) for diverge in EXPECTED}
-CASES = {
-    2: {
-        **TRAINING,
-        "uneven": Case(lengths=(24, 23), split=True),
-        "specialized": Case(lengths=(24, 1), split=True),
-        "one rank's parameter": Case(train=True, modulation=True),
-    },
-    4: INFERENCE,
-}
-"""By number of ranks."""
 
 
 @frozen(kw_only=True)
@@ -79,8 +71,9 @@ class Seen:
     fingerprints: tuple[str, ...]
 
 
-def run_case(case: Case, sharded: DeviceMesh, context: DeviceMesh, plan_dir: str) -> Seen:
+def run_case(rank: int, world_size: int, case: Case) -> Seen:
     """Compile and run in program order, then with the pass, on the same weights and input."""
+    sharded, context = meshes(world_size)
     sizes = TransformerConfig(
         n_blocks=1, dim=64, ffn_dim=128, modulation=case.modulation, diverge=case.diverge
     )
@@ -109,7 +102,7 @@ def run_case(case: Case, sharded: DeviceMesh, context: DeviceMesh, plan_dir: str
     # torch's caches on disk can give one rank an artifact with the group names of another.
     expected, expected_gradients, before = run(options={"fx_graph_cache": False})
     # Estimated costs are the same each time; measured ones have tests of their own.
-    config = oc.OverlapConfig(costs="analytical", plan_dir=plan_dir)
+    config = oc.OverlapConfig(costs="analytical")
     result, gradients, after = run(options=oc.inductor_options(config))
     reports = oc.reports()
     return Seen(
@@ -128,37 +121,17 @@ def run_case(case: Case, sharded: DeviceMesh, context: DeviceMesh, plan_dir: str
     )
 
 
-def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
-    """Every case for this number of ranks; none knows what was agreed in another."""
+def meshes(world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Along which weights are sharded, and along which attention runs."""
     if world_size == 2:
-        sharded = context = init_device_mesh("cpu", (2,))
-    else:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "cp"))
-        sharded, context = mesh["fsdp"], mesh["cp"]
-    seen = {}
-    for name, case in CASES[world_size].items():
-        forget_job()
-        clear_records()
-        plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
-        seen[name] = run_case(case, sharded, context, plan_dir)
-    return seen
+        mesh = init_device_mesh("cpu", (2,))
+        return mesh, mesh
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "cp"))
+    return mesh["fsdp"], mesh["cp"]
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> list[dict[str, Seen]]:
-    return run_ranks(run_cases, 2, deadline_s=700, tries=3)
-
-
-@pytest.fixture(scope="module")
-def four_ranks() -> list[dict[str, Seen]]:
-    # Coverage of two ranks is enough: it makes a compile half as long again.
-    env = {"COVERAGE_PROCESS_CONFIG": ""}
-    return run_ranks(run_cases, 4, deadline_s=700, env=env, tries=3)
-
-
-def check(ranks: list[dict[str, Seen]], name: str, *modes: str) -> list[Seen]:
-    """All ranks agree, and each graph of a case ended in the given mode; what they saw."""
-    results = [rank[name] for rank in ranks]
+def check(results: list[Seen], *modes: str) -> None:
+    """All ranks agree, and each graph of a case ended in the given mode."""
     for seen in results:
         assert seen.modes == modes, seen.whys
         assert seen.outputs_equal
@@ -171,38 +144,44 @@ def check(ranks: list[dict[str, Seen]], name: str, *modes: str) -> list[Seen]:
     assert len({seen.whys for seen in results}) == 1
     if {"pinned", "abort"}.issuperset(modes):
         assert results[0].after == results[0].before
-    return results
 
 
-@pytest.mark.parametrize("name", TRAINING)
-def test_a_training_step_on_two_ranks(two_ranks: list[dict[str, Seen]], name: str) -> None:
-    diverge = TRAINING[name].diverge
+def run(pooled_ranks: RunRanks, world_size: int, case: Case) -> list[Seen]:
+    return pooled_ranks(run_case, world_size, case, deadline_s=700, tries=3)
+
+
+@pytest.mark.parametrize("diverge", EXPECTED)
+def test_a_training_step_on_two_ranks(pooled_ranks: RunRanks, diverge: Diverge) -> None:
     # The extra gather of `count` is not needed in backward.
     backward = "slot" if diverge == "count" else EXPECTED[diverge]
-    results = check(two_ranks, name, EXPECTED[diverge], backward)
+    results = run(pooled_ranks, 2, Case(diverge=diverge, train=True))
+    check(results, EXPECTED[diverge], backward)
     assert all(seen.gradients > 0 for seen in results)
 
 
-@pytest.mark.parametrize("name", INFERENCE)
-def test_two_by_two_ranks(four_ranks: list[dict[str, Seen]], name: str) -> None:
+@pytest.mark.parametrize("diverge", EXPECTED)
+def test_two_by_two_ranks(pooled_ranks: RunRanks, diverge: Diverge) -> None:
     """Weights are gathered along one axis of the mesh, attention runs along the other."""
-    check(four_ranks, name, EXPECTED[INFERENCE[name].diverge])
+    check(run(pooled_ranks, 4, Case(diverge=diverge)), EXPECTED[diverge])
 
 
-def test_uneven_splits_are_one_graph_with_other_symbols(two_ranks: list[dict[str, Seen]]) -> None:
-    results = check(two_ranks, "uneven", "identical")
+def test_uneven_splits_are_one_graph_with_other_symbols(pooled_ranks: RunRanks) -> None:
+    results = run(pooled_ranks, 2, Case(lengths=(24, 23), split=True))
+    check(results, "identical")
     assert len({seen.fingerprints for seen in results}) == 1
 
 
 def test_a_specialized_length_is_another_graph_with_the_same_skeleton(
-    two_ranks: list[dict[str, Seen]],
+    pooled_ranks: RunRanks,
 ) -> None:
     """A local length of 1 makes one rank's graph static."""
-    results = check(two_ranks, "specialized", "slot")
+    results = run(pooled_ranks, 2, Case(lengths=(24, 1), split=True))
+    check(results, "slot")
     assert len({seen.fingerprints for seen in results}) == 2
 
 
-def test_a_parameter_that_only_one_rank_holds(two_ranks: list[dict[str, Seen]]) -> None:
+def test_a_parameter_that_only_one_rank_holds(pooled_ranks: RunRanks) -> None:
     """Its shard is empty elsewhere and padded there, so graphs differ and gathers do not."""
     # The backward is one graph again.
-    check(two_ranks, "one rank's parameter", "slot", "identical")
+    results = run(pooled_ranks, 2, Case(train=True, modulation=True))
+    check(results, "slot", "identical")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlap_core.testing.hosts import HookCall, HookRecorder, host_with
     from overlap_core.testing.leaks import ProcessState, find_leaks
     from overlap_core.testing.models import Diverge, Transformer, TransformerConfig, example_input
-    from overlap_core.testing.processes import RankFailure, RankPool, run_ranks
+    from overlap_core.testing.processes import RankFailure, RankPool, RunRanks, run_ranks
     from overlap_core.testing.recorder import CollectiveRecorder, RecordedCollective
     from overlap_core.testing.simple_fsdp import check_same_state, shard_module, state_digest
     from overlap_core.testing.torchrun import run_torchrun
@@ -37,6 +37,7 @@ __all__ = [
     "RankFailure",
     "RankPool",
     "RecordedCollective",
+    "RunRanks",
     "Transformer",
     "TransformerConfig",
     "assert_legal",
@@ -69,6 +70,7 @@ _MODULES = {
     "RankFailure": "processes",
     "RankPool": "processes",
     "RecordedCollective": "recorder",
+    "RunRanks": "processes",
     "Transformer": "models",
     "TransformerConfig": "models",
     "assert_legal": "checks",

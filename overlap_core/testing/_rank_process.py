@@ -1,4 +1,4 @@
-"""The child's side of a rank: it runs one task after another, each under a process group of its own."""
+"""The child's side of a rank: one task after another, each under a process group of its own."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def rank_main(place: RankPlace, connection: Connection) -> None:
         faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
         while (task := connection.recv()) is not None:
             before = ProcessState.now()
-            answer = _attempt("ok", lambda: pickle.dumps(_run(place, task)))
+            answer = _attempt("ok", _run, place, task)
             connection.send(answer)
             status = int(answer[0] == "error")
             if connection.recv() is None:
                 break
-            connection.send(_attempt("ready", lambda: _make_fresh(before)))
+            connection.send(_attempt("ready", _make_fresh, before))
     if status == 0:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
@@ -92,9 +92,9 @@ def rank_main(place: RankPlace, connection: Connection) -> None:
     os._exit(status)
 
 
-def _attempt(outcome: str, call: Callable[[], bytes]) -> tuple[str, bytes]:
+def _attempt(outcome: str, function: Callable[..., Any], *args: Any) -> tuple[str, bytes]:
     try:
-        return outcome, call()
+        return outcome, pickle.dumps(function(*args))
     except BaseException:  # a rank's SystemExit or Ctrl-C is the parent's to report too
         return "error", traceback.format_exc().encode()
 
@@ -115,14 +115,13 @@ def _run(place: RankPlace, task: RankTask) -> Any:
     return fn(place.rank, place.world_size, *args)
 
 
-def _make_fresh(before: ProcessState) -> bytes:
+def _make_fresh(before: ProcessState) -> None:
     """Forget what the task left: groups, the pass and what it knows, Dynamo's caches, settings."""
     if dist.is_initialized():
         dist.destroy_process_group()
     reset_process()
     before.restore()
     gc.collect()
-    return b""
 
 
 def reset_process() -> None:

@@ -21,7 +21,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch.distributed import TCPStore
@@ -85,6 +85,22 @@ def run_ranks(
     """
     with RankPool(world_size, env=env) as pool:
         return pool._run(fn, args, deadline_s, pg_timeout_s, tries, may_die, last=True)
+
+
+class RunRanks(Protocol):
+    """What calls a function on ranks; the fixtures `gloo_ranks` and `pooled_ranks` are such."""
+
+    def __call__(
+        self,
+        fn: Callable[..., Any],
+        world_size: int,
+        /,
+        *args: Any,
+        deadline_s: float = ...,
+        pg_timeout_s: float = ...,
+        tries: int = ...,
+    ) -> list[Any]:
+        """As `run_ranks`."""
 
 
 class RankPool:
@@ -334,10 +350,9 @@ def _failure_message(fn: Callable[..., Any], ranks: list[_Rank], deadline_s: flo
     }
     parts = [f"{fn.__module__}.{fn.__qualname__} failed on {len(ranks)} ranks"]
     for rank in ranks:
-        detail = "" if rank.is_done else rank.payload.decode(errors="replace")
-        parts.append(
-            f"--- rank {rank.place.rank} {words[rank.outcome or 'late']}\n{detail.rstrip()}".rstrip()
-        )
+        detail = "" if rank.is_done else rank.payload.decode(errors="replace").rstrip()
+        what = words[rank.outcome or "late"]
+        parts.append(f"--- rank {rank.place.rank} {what}\n{detail}".rstrip())
     return "\n".join(parts)
 
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from overlap_core.testing.hosts import HookRecorder
+    from overlap_core.testing.processes import RunRanks
 
-__all__ = ["gloo_ranks", "hook_recorder", "no_leaks"]
+__all__ = ["gloo_ranks", "hook_recorder", "no_leaks", "pooled_ranks"]
 
 _INI = "overlap_leak_check"
 
@@ -42,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def gloo_ranks() -> Callable[..., list[Any]]:
+def gloo_ranks() -> RunRanks:
     """Run a function on real ranks: `gloo_ranks(fn, world_size, *args, deadline_s=60)`.
 
     Calls `fn(rank, world_size, *args)` in one new process a rank, each with a gloo process group,
@@ -57,6 +58,30 @@ def gloo_ranks() -> Callable[..., list[Any]]:
         return run_ranks(fn, world_size, *args, deadline_s=deadline_s, **more)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pooled_ranks() -> Iterator[RunRanks]:
+    """Run a function on real ranks that stay alive: `pooled_ranks(fn, world_size, *args, ...)`.
+
+    As `gloo_ranks`, but calls with one number of ranks share their processes for the whole
+    session, which saves the imports and what Inductor does once in a process. Each call is a job
+    of its own; see `overlap_core.testing.RankPool` for what it finds and what stays.
+    """
+    from overlap_core.testing.processes import RankPool
+
+    pools: dict[int, RankPool] = {}
+
+    def run(
+        fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 60.0, **more: Any
+    ) -> list[Any]:
+        if world_size not in pools:
+            pools[world_size] = RankPool(world_size)
+        return pools[world_size].run(fn, *args, deadline_s=deadline_s, **more)
+
+    yield run
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture

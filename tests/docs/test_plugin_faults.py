@@ -20,7 +20,7 @@ from overlap_core.errors import PluginError
 from overlap_core.host import PluginHost
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.ranks import Mode
-from overlap_core.testing import FakeRanks, GraphBuilder, assert_legal, host_with, run_ranks
+from overlap_core.testing import FakeRanks, GraphBuilder, assert_legal, host_with
 
 from .faulty import ASK, HOOKS, blocking, faulty, ladder_for
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from overlap_core.outcome import RankOutcome
+    from overlap_core.testing import RunRanks
 
 DECIDING = (
     "overlap_classify_node",
@@ -252,8 +253,8 @@ def measure_with_faults(rank: int, world_size: int) -> Seen:
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[Seen]:
-    return run_ranks(measure_with_faults, 3, deadline_s=200, tries=3)
+def measured(pooled_ranks: RunRanks) -> list[Seen]:
+    return pooled_ranks(measure_with_faults, 3, deadline_s=200, tries=3)
 
 
 @pytest.mark.ranks

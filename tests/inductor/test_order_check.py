@@ -21,12 +21,13 @@ from overlap_core.testing import (
     Transformer,
     TransformerConfig,
     example_input,
-    run_ranks,
     shard_module,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from overlap_core.testing import RunRanks
 
 real_ranks = pytest.mark.ranks
 
@@ -91,9 +92,9 @@ def eager_steps(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
-def test_equal_orders_are_not_reported() -> None:
+def test_equal_orders_are_not_reported(pooled_ranks: RunRanks) -> None:
     """Nor are lists that only roots have, uneven splits, and point-to-point operations."""
-    for result in run_ranks(eager_steps, 4, deadline_s=100):
+    for result in pooled_ranks(eager_steps, 4, deadline_s=100):
         assert result == {"found": (), "log": [], "equal": True}
 
 
@@ -115,8 +116,10 @@ def swapped(rank: int, world: int) -> tuple[list[tuple[str, str]], list[Any]]:
 
 @real_ranks
 @pytest.mark.parametrize("world", [2, 4])
-def test_communicators_in_another_order_are_reported_with_both_sequences(world: int) -> None:
-    results = run_ranks(swapped, world, deadline_s=100)
+def test_communicators_in_another_order_are_reported_with_both_sequences(
+    world: int, pooled_ranks: RunRanks
+) -> None:
+    results = pooled_ranks(swapped, world, deadline_s=100)
     last = world - 1
     everybody = "[0,1]" if world == 2 else "[0-3]"
     neighbours = {0, last - 1}
@@ -155,8 +158,10 @@ def one_is_missing(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
-def test_a_collective_that_a_rank_never_issues_is_reported_while_the_other_blocks() -> None:
-    blocked, _ = run_ranks(one_is_missing, 2, deadline_s=90, pg_timeout_s=12)
+def test_a_collective_that_a_rank_never_issues_is_reported_while_the_other_blocks(
+    pooled_ranks: RunRanks,
+) -> None:
+    blocked, _ = pooled_ranks(one_is_missing, 2, deadline_s=90, pg_timeout_s=12)
     (stall,) = blocked["stalls"]
     assert blocked["while blocked"] == [("WARNING", str(stall))]
     assert "rank 1 has issued 2 of 3 on group [0,1], and nothing in the last 1." in str(stall)
@@ -185,8 +190,10 @@ def another_collective(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
-def test_ranks_that_wait_for_each_other_are_told_why_while_they_block() -> None:
-    results = run_ranks(another_collective, 2, deadline_s=90)
+def test_ranks_that_wait_for_each_other_are_told_why_while_they_block(
+    pooled_ranks: RunRanks,
+) -> None:
+    results = pooled_ranks(another_collective, 2, deadline_s=90)
     for rank, result in enumerate(results):
         (one,) = result["divergences"]
         assert result["while blocked"][0] == ("ERROR", str(one))
@@ -211,10 +218,10 @@ def documented(rank: int, world: int, code: str) -> list[bool]:
 
 
 @real_ranks
-def test_the_documented_example(repo_root: Path) -> None:
+def test_the_documented_example(repo_root: Path, pooled_ranks: RunRanks) -> None:
     text = (repo_root / "docs" / "order-check.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert run_ranks(documented, 2, code, deadline_s=60) == [[True, True, True, False]] * 2
+    assert pooled_ranks(documented, 2, code, deadline_s=60) == [[True, True, True, False]] * 2
 
 
 def broken(rank: int, world: int) -> dict[str, Any]:
@@ -234,8 +241,8 @@ def broken(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
-def test_a_failure_of_the_check_does_not_stop_the_collective() -> None:
-    for result in run_ranks(broken, 2, deadline_s=60):
+def test_a_failure_of_the_check_does_not_stop_the_collective(pooled_ranks: RunRanks) -> None:
+    for result in pooled_ranks(broken, 2, deadline_s=60):
         message = "the check of the collective order stops at allreduce_"
         assert result == {"total": 2.0, "recording": False, "log": [("ERROR", message)]}
 
@@ -274,8 +281,8 @@ def compiled_step(rank: int, world: int) -> dict[str, Any]:
 
 @real_ranks
 @pytest.mark.timeout(240)
-def test_compiled_code_and_opaque_ops_are_recorded() -> None:
-    for result in run_ranks(compiled_step, 2, deadline_s=200, tries=3):
+def test_compiled_code_and_opaque_ops_are_recorded(pooled_ranks: RunRanks) -> None:
+    for result in pooled_ranks(compiled_step, 2, deadline_s=200, tries=3):
         assert result["equal"]
         assert "alltoall_base_" in result["issued"]
         assert any("allgather" in op for op in result["issued"])

@@ -16,10 +16,12 @@ from overlap_core.costs import Cost, CostSource, Machine
 from overlap_core.inductor.groups import default_store
 from overlap_core.ranks import StoreExchange, agree_on_costs, run_in_memory
 from overlap_core.ranks.lockstep import ProbeOffer, Rehearsal, agree_on_machine
-from overlap_core.testing import CollectiveRecorder, run_ranks
+from overlap_core.testing import CollectiveRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from overlap_core.testing import RunRanks
 
 
 @define
@@ -378,8 +380,8 @@ def probe_for_real(rank: int, world_size: int) -> tuple[Machine, tuple[Any, ...]
 
 
 @pytest.mark.ranks
-def test_real_ranks_agree_on_a_machine() -> None:
-    (first, issued), *others = run_ranks(probe_for_real, 3, deadline_s=60)
+def test_real_ranks_agree_on_a_machine(pooled_ranks: RunRanks) -> None:
+    (first, issued), *others = pooled_ranks(probe_for_real, 3, deadline_s=60)
     assert all(other == (first, issued) for other in others)
     assert len(issued) == 1
     assert first == Machine(

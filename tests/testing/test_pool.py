@@ -106,6 +106,9 @@ def cannot_be_made_fresh(rank: int, world: int) -> None:
 
 
 def test_a_call_that_leaves_ranks_unusable_fails_itself(pool: RankPool) -> None:
-    with pytest.raises(RankFailure, match="rank 0 finished\n--- rank 1 raised\n(.*\n)*RuntimeError: the group stays"):
+    with pytest.raises(
+        RankFailure,
+        match=r"rank 0 finished\n--- rank 1 raised\n(.*\n)*RuntimeError: the group stays",
+    ):
         pool.run(cannot_be_made_fresh, deadline_s=120)
     assert len(pool.run(found, deadline_s=120)) == 2

@@ -18,13 +18,14 @@ from overlap_core.testing import (
     TransformerConfig,
     check_same_state,
     example_input,
-    run_ranks,
     shard_module,
     ulysses_attention,
 )
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -61,9 +62,11 @@ def model_against_plain(rank: int, world: int, lengths: list[int], kwargs: dict[
     ("lengths", "reshard_after_forward"),
     [([4, 4], False), ([5, 3], True), ([3, 1, 2, 4], False)],
 )
-def test_equals_the_plain_model(lengths: list[int], reshard_after_forward: bool) -> None:
+def test_equals_the_plain_model(
+    lengths: list[int], reshard_after_forward: bool, pooled_ranks: RunRanks
+) -> None:
     kwargs = {"reshard_after_forward": reshard_after_forward}
-    counts = run_ranks(model_against_plain, len(lengths), lengths, kwargs, deadline_s=90)
+    counts = pooled_ranks(model_against_plain, len(lengths), lengths, kwargs, deadline_s=90)
     n_parameters = 2 * 9 + 3
     assert counts == [2 * n_parameters + 2 * 4] * len(lengths)
 
@@ -87,8 +90,8 @@ def attention_against_sdpa(rank: int, world: int, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[6], [4, 4], [5, 2], [3, 1, 0, 4]])
-def test_attention_op_equals_plain_attention(lengths: list[int]) -> None:
-    run_ranks(attention_against_sdpa, len(lengths), lengths, deadline_s=60)
+def test_attention_op_equals_plain_attention(lengths: list[int], pooled_ranks: RunRanks) -> None:
+    pooled_ranks(attention_against_sdpa, len(lengths), lengths, deadline_s=60)
 
 
 def op_check(rank: int, world: int) -> None:
@@ -99,8 +102,8 @@ def op_check(rank: int, world: int) -> None:
         ulysses_attention(*(t[:, :, :3] for t in qkv), *args[3:])
 
 
-def test_attention_op_is_a_well_formed_custom_op() -> None:
-    run_ranks(op_check, 2, deadline_s=60, tries=3)
+def test_attention_op_is_a_well_formed_custom_op(pooled_ranks: RunRanks) -> None:
+    pooled_ranks(op_check, 2, deadline_s=60, tries=3)
 
 
 class Tied(nn.Module):
@@ -136,8 +139,8 @@ def tied_uneven_and_scalar(rank: int, world: int) -> None:
         shard_module(plain, init_device_mesh("cpu", (world, 1)))
 
 
-def test_tied_uneven_and_scalar_parameters() -> None:
-    run_ranks(tied_uneven_and_scalar, 2, deadline_s=60, tries=3)
+def test_tied_uneven_and_scalar_parameters(pooled_ranks: RunRanks) -> None:
+    pooled_ranks(tied_uneven_and_scalar, 2, deadline_s=60, tries=3)
 
 
 def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]:
@@ -150,10 +153,10 @@ def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]
     return str(out.dtype), str(grad.dtype), [seen.dtypes for seen in recorder.collectives]  # type: ignore[union-attr]
 
 
-def test_parameters_are_cast_before_the_gather() -> None:
+def test_parameters_are_cast_before_the_gather(pooled_ranks: RunRanks) -> None:
     half = ("bfloat16", "bfloat16")
     expected = ("torch.bfloat16", "torch.float32", [half, half])
-    assert run_ranks(param_dtype, 2, deadline_s=60, tries=3) == [expected, expected]
+    assert pooled_ranks(param_dtype, 2, deadline_s=60, tries=3) == [expected, expected]
 
 
 def unequal_state(rank: int, world: int) -> str:
@@ -163,8 +166,8 @@ def unequal_state(rank: int, world: int) -> str:
     return str(raised.value)
 
 
-def test_unequal_states_are_refused_on_every_rank() -> None:
-    messages = run_ranks(unequal_state, 2, deadline_s=60, tries=3)
+def test_unequal_states_are_refused_on_every_rank(pooled_ranks: RunRanks) -> None:
+    messages = pooled_ranks(unequal_state, 2, deadline_s=60, tries=3)
     assert messages[0].startswith("the full parameters on ranks [1] differ from those on rank 0")
     assert len(set(messages)) == 1
 
@@ -182,7 +185,9 @@ def diverging(rank: int, world: int, diverge: Diverge) -> tuple[int, list[object
 @pytest.mark.parametrize(
     ("diverge", "extra"), [("none", 0), ("compute", 0), ("skeleton", 4), ("count", 1)]
 )
-def test_diverging_ranks_agree_on_what_they_share(diverge: Diverge, extra: int) -> None:
-    first, last = run_ranks(diverging, 2, diverge, deadline_s=60, tries=3)
+def test_diverging_ranks_agree_on_what_they_share(
+    diverge: Diverge, extra: int, pooled_ranks: RunRanks
+) -> None:
+    first, last = pooled_ranks(diverging, 2, diverge, deadline_s=60, tries=3)
     assert last[0] - first[0] == extra
     assert first[1:] == last[1:]

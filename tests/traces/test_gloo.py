@@ -11,11 +11,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import overlap_core as oc
 from overlap_core.report import load_report
-from overlap_core.testing import run_ranks, shard_module
+from overlap_core.testing import shard_module
 from overlap_core.traces import load_trace, measure_gathers
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
@@ -45,8 +47,10 @@ def record(rank: int, world: int, folder: str, coalesce: int | str = "auto") -> 
     oc.reports()[-1].save(f"{folder}/report{rank}.json")
 
 
-def test_the_host_is_blocked_in_the_waits_of_a_real_trace(tmp_path: Path) -> None:
-    run_ranks(record, 2, str(tmp_path), deadline_s=180, tries=3)
+def test_the_host_is_blocked_in_the_waits_of_a_real_trace(
+    tmp_path: Path, pooled_ranks: RunRanks
+) -> None:
+    pooled_ranks(record, 2, str(tmp_path), deadline_s=180, tries=3)
     for rank in range(2):
         report = load_report(tmp_path / f"report{rank}.json")
         found = measure_gathers(load_trace(tmp_path / f"trace{rank}.json"), [report])
@@ -56,8 +60,10 @@ def test_the_host_is_blocked_in_the_waits_of_a_real_trace(tmp_path: Path) -> Non
         assert all(gather.exposed_ns > 0 for gather in found.gathers)
 
 
-def test_waits_for_coalesced_calls_are_in_a_real_trace(tmp_path: Path) -> None:
-    run_ranks(record, 2, str(tmp_path), 1 << 20, deadline_s=180, tries=3)
+def test_waits_for_coalesced_calls_are_in_a_real_trace(
+    tmp_path: Path, pooled_ranks: RunRanks
+) -> None:
+    pooled_ranks(record, 2, str(tmp_path), 1 << 20, deadline_s=180, tries=3)
     for rank in range(2):
         report = load_report(tmp_path / f"report{rank}.json")
         assert report.coalesced

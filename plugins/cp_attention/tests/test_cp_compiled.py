@@ -1,13 +1,8 @@
-"""The ops in compiled models with gathered weights, on two gloo ranks.
-
-All cases run in the same processes, each as a job of its own.
-"""
+"""The ops in compiled models with gathered weights, on two gloo ranks."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,12 +10,13 @@ import torch.distributed as dist
 from attrs import frozen
 from overlap_cp_attention import ring_attention, ulysses_attention
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
-from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
+from overlap_core.testing import CollectiveRecorder, shard_module
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(700)]
 
@@ -37,13 +33,6 @@ class Case:
     lengths: tuple[int, int]
     dynamic: bool = False
     train: bool = False
-
-
-CASES = {
-    "even": Case(lengths=(24, 24), train=True),
-    "uneven": Case(lengths=(24, 23), dynamic=True, train=True),
-    "specialized": Case(lengths=(24, 1), dynamic=True),
-}
 
 
 class Block(nn.Module):
@@ -95,8 +84,9 @@ class Seen:
     after: tuple[Any, ...]
 
 
-def run_case(rank: int, mesh: DeviceMesh, case: Case, plan_dir: str) -> Seen:
+def run_case(rank: int, world_size: int, case: Case) -> Seen:
     """A step of training or inference in program order, and again with the pass."""
+    mesh = init_device_mesh("cpu", (world_size,))
     model = Model(mesh.get_group())
     shard_module(model, mesh, reshard_after_forward=True)
     generator = torch.Generator().manual_seed(1)
@@ -120,7 +110,7 @@ def run_case(rank: int, mesh: DeviceMesh, case: Case, plan_dir: str) -> Seen:
         return results, tuple(recorder.shared())
 
     expected, before = run({"fx_graph_cache": False})
-    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=120, plan_dir=plan_dir)))
+    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=120)))
     reports = oc.reports()
     costs: dict[str, tuple[int | None, int | None, str, str]] = {}
     for report in reports:
@@ -146,28 +136,9 @@ def run_case(rank: int, mesh: DeviceMesh, case: Case, plan_dir: str) -> Seen:
     )
 
 
-def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
-    """Every case; none knows what was agreed in another."""
-    mesh = init_device_mesh("cpu", (world_size,))
-    seen = {}
-    for name, case in CASES.items():
-        forget_job()
-        clear_records()
-        plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
-        seen[name] = run_case(rank, mesh, case, plan_dir)
-    return seen
-
-
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Seen]]:
-    # Coverage is of the core, whose own tests reach what this does, and slows a compile down.
-    env = {"COVERAGE_PROCESS_CONFIG": ""}
-    return run_ranks(run_cases, 2, deadline_s=600, env=env, tries=3)
-
-
-def check(ranks: list[dict[str, Seen]], name: str, mode: str) -> list[Seen]:
+def check(pooled_ranks: RunRanks, case: Case, mode: str) -> list[Seen]:
     """All ranks agree on a case, and gathers moved; what they saw."""
-    results = [rank[name] for rank in ranks]
+    results: list[Seen] = pooled_ranks(run_case, 2, case, deadline_s=600, tries=3)
     for seen in results:
         assert set(seen.modes) == {mode}, seen.whys
         assert seen.equal
@@ -180,9 +151,9 @@ def check(ranks: list[dict[str, Seen]], name: str, mode: str) -> list[Seen]:
 
 
 def test_even_splits_are_one_graph_and_the_ops_are_measured(
-    ranks: list[dict[str, Seen]],
+    pooled_ranks: RunRanks,
 ) -> None:
-    results = check(ranks, "even", "identical")
+    results = check(pooled_ranks, Case(lengths=(24, 24), train=True), "identical")
     for seen in results:
         assert set(seen.costs) == OPS
         for ns, network_ns, source, why in seen.costs.values():
@@ -194,10 +165,11 @@ def test_even_splits_are_one_graph_and_the_ops_are_measured(
 
 
 def test_uneven_splits_are_one_graph_with_other_symbols(
-    ranks: list[dict[str, Seen]],
+    pooled_ranks: RunRanks,
 ) -> None:
     """Ranks of other lengths would replay other transfers, so this plugin's estimate stands."""
-    results = check(ranks, "uneven", "identical")
+    case = Case(lengths=(24, 23), dynamic=True, train=True)
+    results = check(pooled_ranks, case, "identical")
     for seen in results:
         assert set(seen.costs) == OPS
         for ns, network_ns, source, _ in seen.costs.values():
@@ -208,9 +180,10 @@ def test_uneven_splits_are_one_graph_with_other_symbols(
 
 
 def test_a_specialized_length_is_another_graph_with_the_same_skeleton(
-    ranks: list[dict[str, Seen]],
+    pooled_ranks: RunRanks,
 ) -> None:
     """A local length of 1 makes one rank's graph static."""
-    results = check(ranks, "specialized", "slot")
+    case = Case(lengths=(24, 1), dynamic=True)
+    results = check(pooled_ranks, case, "slot")
     for seen in results:
         assert set(seen.costs) == {"overlap_cp.ulysses_attention", "overlap_cp.ring_attention"}

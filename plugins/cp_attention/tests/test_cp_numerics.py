@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from overlap_cp_attention import ring_attention, ulysses_attention
 
 from overlap_core.errors import ConfigError
 from overlap_core.inductor.intercept import SilentCollectives
-from overlap_core.testing import CollectiveRecorder, run_ranks
+from overlap_core.testing import CollectiveRecorder
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -74,8 +77,8 @@ def compare(rank: int, world_size: int) -> Seen:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_equal_to_unsharded_attention(ranks: int) -> None:
-    results = run_ranks(compare, ranks, deadline_s=200)
+def test_equal_to_unsharded_attention(ranks: int, pooled_ranks: RunRanks) -> None:
+    results = pooled_ranks(compare, ranks, deadline_s=200)
     for seen in results:
         assert seen.cases > 40
         assert seen.off == ()
@@ -98,8 +101,8 @@ def check_subgroups(rank: int, world_size: int) -> list[str]:
     return [f"{case}: {e}" for case, e in errors if script.is_off(case, e)]
 
 
-def test_groups_that_are_not_the_world() -> None:
-    assert run_ranks(check_subgroups, 4, deadline_s=100) == [[]] * 4
+def test_groups_that_are_not_the_world(pooled_ranks: RunRanks) -> None:
+    assert pooled_ranks(check_subgroups, 4, deadline_s=100) == [[]] * 4
 
 
 def look_closer(rank: int, world_size: int) -> dict[str, Any]:
@@ -174,8 +177,8 @@ def errors(attend: Any, group: dist.ProcessGroup) -> list[str]:
     return messages
 
 
-def test_closer() -> None:
-    first, second = run_ranks(look_closer, 2, deadline_s=100)
+def test_closer(pooled_ranks: RunRanks) -> None:
+    first, second = pooled_ranks(look_closer, 2, deadline_s=100)
     for kind in ATTENTIONS:
         assert first[f"{kind} layouts"]
         assert second[f"{kind} layouts"]
@@ -224,8 +227,8 @@ def check_registration(rank: int, world_size: int) -> dict[str, dict[str, str]]:
     return results
 
 
-def test_torch_accepts_the_ops_in_dynamic_shapes() -> None:
-    (results,) = run_ranks(check_registration, 1, deadline_s=100)
+def test_torch_accepts_the_ops_in_dynamic_shapes(pooled_ranks: RunRanks) -> None:
+    (results,) = pooled_ranks(check_registration, 1, deadline_s=100)
     assert len(results) == 4
     for outcome in results.values():
         assert outcome["test_aot_dispatch_dynamic"] == "SUCCESS"

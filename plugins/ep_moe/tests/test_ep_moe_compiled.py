@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,8 +16,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.testing import CollectiveRecorder, run_ranks, run_torchrun, shard_module
+from overlap_core.testing import CollectiveRecorder, run_torchrun, shard_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from overlap_core.testing import RunRanks
+
+    Results = Callable[[str], list["Seen"]]
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -85,7 +92,8 @@ CASES = {
 }
 
 
-def run_case(rank: int, case: Case) -> Seen:
+def run_case(rank: int, world_size: int, name: str) -> Seen:
+    case = CASES[name]
     model = Model(init_device_mesh("cpu", (2,)), case.dim, case.capacity)
     x = torch.randn(case.tokens[rank], case.dim)
     sizes = case.sizes[rank]
@@ -113,7 +121,6 @@ def run_case(rank: int, case: Case) -> Seen:
     with torch.no_grad():
         eager = model(x)
     expected, expected_gradients, before = run({"fx_graph_cache": False})
-    clear_records()
     config = oc.OverlapConfig(costs=case.costs, deadline_s=60)
     out, gradients, after = run(oc.inductor_options(config))
     return seen_of(expected, expected_gradients, before, out, gradients, after, eager)
@@ -158,22 +165,15 @@ def seen_of(
     )
 
 
-def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
-    return {name: run_case(rank, case) for name, case in CASES.items()}
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Seen]]:
-    env = cold_start(tmp_path_factory.mktemp("plans"))
-    return run_ranks(run_cases, 2, deadline_s=560, env=env, tries=3)
+def results(pooled_ranks: RunRanks) -> Callable[[str], list[Seen]]:
+    """What the ranks saw of a case; each runs once."""
 
+    @cache
+    def run(name: str) -> list[Seen]:
+        return pooled_ranks(run_case, 2, name, deadline_s=560, tries=3)
 
-def cold_start(folder: Path) -> dict[str, str]:
-    """Environment in which ranks know no earlier agreement: what is compiled is negotiated.
-
-    Coverage is of the core, whose own tests reach what these do, and slows a compile down.
-    """
-    return {"OVERLAP_CORE_PLAN_DIR": str(folder), "COVERAGE_PROCESS_CONFIG": ""}
+    return run
 
 
 @pytest.mark.parametrize(
@@ -187,17 +187,15 @@ def cold_start(folder: Path) -> dict[str, str]:
         ("dropped", ("slot",)),
     ],
 )
-def test_the_mode(results: list[dict[str, Seen]], case: str, modes: tuple[str, ...]) -> None:
-    for result in results:
-        assert result[case].modes == modes, result[case].whys
-        assert result[case].hoisted > 0
+def test_the_mode(results: Results, case: str, modes: tuple[str, ...]) -> None:
+    for seen in results(case):
+        assert seen.modes == modes, seen.whys
+        assert seen.hoisted > 0
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_order_are_those_of_program_order(
-    results: list[dict[str, Seen]], case: str
-) -> None:
-    first, second = (result[case] for result in results)
+def test_outputs_and_order_are_those_of_program_order(results: Results, case: str) -> None:
+    first, second = results(case)
     for seen in (first, second):
         assert seen.outputs_equal
         assert seen.gradients_equal
@@ -211,16 +209,17 @@ def exchanges(skeleton: tuple[str, ...]) -> list[str]:
     return [op.partition(".")[2] for op in skeleton if op.startswith("overlap_ep.")]
 
 
-def test_dispatch_and_combine_are_skeleton_entries(results: list[dict[str, Seen]]) -> None:
-    for result in results:
-        forward, backward = result["training"].skeletons
+def test_dispatch_and_combine_are_skeleton_entries(results: Results) -> None:
+    for seen in results("training"):
+        forward, backward = seen.skeletons
         assert exchanges(forward) == ["dispatch", "combine"]
         assert exchanges(backward) == ["combine_backward", "combine"]
-        (inference,) = result["dropped"].skeletons
+    for seen in results("dropped"):
+        (inference,) = seen.skeletons
         assert exchanges(inference) == ["dispatch_padded", "combine_padded"]
 
 
-def test_what_all_ranks_have_alike_is_measured(results: list[dict[str, Seen]]) -> None:
+def test_what_all_ranks_have_alike_is_measured(results: Results) -> None:
     wanted = {
         "equal counts": ("dispatch", "combine", "grouped_mm"),
         "training": ("combine", "grouped_mm"),
@@ -228,7 +227,7 @@ def test_what_all_ranks_have_alike_is_measured(results: list[dict[str, Seen]]) -
     }
     for case, ops in wanted.items():
         for op in ops:
-            costs = [result[case].costs[0][f"overlap_ep.{op}"] for result in results]
+            costs = [seen.costs[0][f"overlap_ep.{op}"] for seen in results(case)]
             assert costs[0] == costs[1]
             source, why, ns, network_ns = costs[0]
             assert source == "measured", (case, op, why)
@@ -236,14 +235,19 @@ def test_what_all_ranks_have_alike_is_measured(results: list[dict[str, Seen]]) -
             assert op == "grouped_mm" or network_ns is not None
 
 
-def test_a_dispatch_of_other_token_counts_is_estimated(results: list[dict[str, Seen]]) -> None:
-    for result in results:
-        source, why, ns, network_ns = result["training"].costs[0]["overlap_ep.dispatch"]
+def test_a_dispatch_of_other_token_counts_is_estimated(results: Results) -> None:
+    for seen in results("training"):
+        source, why, ns, network_ns = seen.costs[0]["overlap_ep.dispatch"]
         assert source == "analytical"
         assert "1 of 2 ranks do not have it" in why
         assert ns is not None
         assert network_ns is not None
         assert 300_000 < network_ns < ns  # two all-to-alls over loopback
+
+
+def cold_start(folder: Path) -> dict[str, str]:
+    """Environment in which ranks know no earlier agreement: what is compiled is negotiated."""
+    return {"OVERLAP_CORE_PLAN_DIR": tempfile.mkdtemp(dir=folder), "COVERAGE_PROCESS_CONFIG": ""}
 
 
 @pytest.mark.timeout(300)
@@ -252,11 +256,11 @@ def test_the_readme_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
-    cold = cold_start(Path(tempfile.mkdtemp(dir=tmp_path)))
+    cold = cold_start(tmp_path)
     status, output, errors = run_torchrun(script, env=cold)
     if status and re.search(r"exitcode +: -(6|11)", errors):
         # gloo's memory fault, see `run_ranks`.
-        cold = cold_start(Path(tempfile.mkdtemp(dir=tmp_path)))
+        cold = cold_start(tmp_path)
         status, output, errors = run_torchrun(script, env=cold)
     assert status == 0, errors
     assert output.count("mode slot") == 2, output

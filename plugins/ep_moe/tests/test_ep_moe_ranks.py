@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import overlap_ep_moe
 import pytest
@@ -17,7 +17,10 @@ from overlap_ep_moe._replay import COMMUNICATING
 
 from overlap_core import OverlapConfig
 from overlap_core.host import PluginHost
-from overlap_core.testing import CollectiveRecorder, run_ranks
+from overlap_core.testing import CollectiveRecorder
+
+if TYPE_CHECKING:
+    from overlap_core.testing import RunRanks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 
@@ -49,9 +52,11 @@ def numerics(rank: int, world_size: int) -> list[tuple[str, float, dict[str, flo
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_output_and_gradients_are_those_of_one_rank(world_size: int) -> None:
+def test_output_and_gradients_are_those_of_one_rank(
+    world_size: int, pooled_ranks: RunRanks
+) -> None:
     """Equal, different and no tokens; top-1 and top-2; dropped or not; float32 and bfloat16."""
-    results = run_ranks(numerics, world_size, deadline_s=180)
+    results = pooled_ranks(numerics, world_size, deadline_s=180)
     for result in results:
         assert len(result) == 48
         for case, tolerance, differences in result:
@@ -109,9 +114,9 @@ def replay(rank: int, world_size: int) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_replays_fit_together_on_real_ranks(world_size: int) -> None:
+def test_replays_fit_together_on_real_ranks(world_size: int, pooled_ranks: RunRanks) -> None:
     """Sizes divide by nothing, and still every rank receives just what its peers send."""
-    results = run_ranks(replay, world_size, deadline_s=100)
+    results = pooled_ranks(replay, world_size, deadline_s=100)
     assert {f"overlap_ep::{name}" for name in results[0]} == COMMUNICATING
     for name in results[0]:
         metadata, issued, _ = results[0][name]
@@ -137,8 +142,8 @@ def counts_that_travel(rank: int, world_size: int) -> tuple[Any, ...]:
     return rows.tolist(), counts.tolist(), placed.tolist()
 
 
-def test_a_dispatch_by_hand() -> None:
-    first, second = run_ranks(counts_that_travel, 2, deadline_s=60)
+def test_a_dispatch_by_hand(pooled_ranks: RunRanks) -> None:
+    first, second = pooled_ranks(counts_that_travel, 2, deadline_s=60)
     assert first == ([[11.0]], [[[1, 0], [0, 1]], [[1, 0], [0, 0]]], [[[20.0]], [[22.0]]])
     assert second == (
         [[10.0], [20.0]],
