@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
+from overlap_core.session import session
 from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -105,8 +104,7 @@ def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
         }
     seen = {}
     for name, case in cases.items():
-        forget_job()
-        clear_records()
+        session.reset()
         plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
         seen[name] = run_case(**{"meshes": meshes, "plan_dir": plan_dir, **case})
     return seen

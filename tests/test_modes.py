@@ -17,8 +17,7 @@ from attrs import frozen
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
+from overlap_core.session import session
 from overlap_core.testing import (
     CollectiveRecorder,
     Diverge,
@@ -137,8 +136,7 @@ def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
         sharded, context = mesh["fsdp"], mesh["cp"]
     seen = {}
     for name, case in CASES[world_size].items():
-        forget_job()
-        clear_records()
+        session.reset()
         plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
         seen[name] = run_case(case, sharded, context, plan_dir)
     return seen

@@ -18,8 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
+from overlap_core.session import session
 from overlap_core.testing import CollectiveRecorder, run_ranks, shard_module
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(700)]
@@ -151,8 +150,7 @@ def run_cases(rank: int, world_size: int) -> dict[str, Seen]:
     mesh = init_device_mesh("cpu", (world_size,))
     seen = {}
     for name, case in CASES.items():
-        forget_job()
-        clear_records()
+        session.reset()
         plan_dir = str(Path(os.environ["OVERLAP_CORE_PLAN_DIR"], name))
         seen[name] = run_case(rank, mesh, case, plan_dir)
     return seen

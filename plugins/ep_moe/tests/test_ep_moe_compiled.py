@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
+from overlap_core.session import session
 from overlap_core.testing import CollectiveRecorder, run_ranks, run_torchrun, shard_module
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -113,7 +113,7 @@ def run_case(rank: int, case: Case) -> Seen:
     with torch.no_grad():
         eager = model(x)
     expected, expected_gradients, before = run({"fx_graph_cache": False})
-    clear_records()
+    session.reset()
     config = oc.OverlapConfig(costs=case.costs, deadline_s=60)
     out, gradients, after = run(oc.inductor_options(config))
     return seen_of(expected, expected_gradients, before, out, gradients, after, eager)
