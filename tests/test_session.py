@@ -213,12 +213,13 @@ def compile_up_to_the_pass(**options: Any) -> None:
     torch._dynamo.reset()
 
 
-def test_what_a_compile_learns_in_a_new_job_stays() -> None:
+@pytest.mark.parametrize("caches", [True, False])  # a cache's key asks for the job, too
+def test_what_a_compile_learns_in_a_new_job_stays(caches: bool) -> None:
     begin_job()
-    compile_up_to_the_pass()
+    compile_up_to_the_pass(fx_graph_cache=caches)
     note_compiled([OP])
     begin_job()
-    compile_up_to_the_pass()
+    compile_up_to_the_pass(fx_graph_cache=caches)
     assert [report.mode for report in oc.reports()] == ["identical"]
     assert session.learned.compiled == {"overlap_session_tests::opaque"}
     assert session.learned.searched
