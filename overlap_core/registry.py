@@ -18,13 +18,13 @@ import inspect
 import json
 import logging
 import re
-import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
 
 from attrs import evolve, frozen
 
 from .errors import RegistrationError
+from .session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     MaterializeInputs = Callable[..., tuple[Any, ...] | list[Any] | None]
 
 __all__ = [
+    "OpEntry",
     "OpRegistry",
     "apply_materialize_inputs",
     "canonical_op_name",
@@ -55,7 +56,9 @@ _OP_NAME = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)(?:::|\.)([A-Za-z_]\w*)(?
 
 
 @frozen(kw_only=True)
-class _Entry:
+class OpEntry:
+    """What is registered of one op."""
+
     materialize_inputs: MaterializeInputs | None = None
     has_internal_collective: bool = False
     owner: str | None = None
@@ -65,12 +68,6 @@ class _Entry:
 
 
 logger = logging.getLogger(__name__)
-
-_entries: dict[str, _Entry] = {}
-_seen_communicating: set[str] = set()
-_compiled: set[str] = set()
-"""Opaque ops of the graphs so far."""
-_lock = threading.Lock()
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +116,7 @@ def _same(old: object, new: object) -> bool:
     return places[0] == places[1]
 
 
-def _merged(name: str, hook: object, flag: object, *, owner: str | None, batch: object) -> _Entry:
+def _merged(name: str, hook: object, flag: object, *, owner: str | None, batch: object) -> OpEntry:
     """The op's entry with a registration added to it, if it fits."""
     if hook is not None and not callable(hook):
         raise RegistrationError(
@@ -130,10 +127,10 @@ def _merged(name: str, hook: object, flag: object, *, owner: str | None, batch: 
         raise RegistrationError(
             f"cannot register op {name!r}: has_internal_collective={flag!r}: expected True or False"
         )
-    old = _entries.get(name, _Entry())
+    old = session.kept.ops.get(name, OpEntry())
     entry = evolve(old, has_internal_collective=flag or old.has_internal_collective)
     if hook is None:
-        return evolve(entry, owner=owner) if name not in _entries else entry
+        return evolve(entry, owner=owner) if name not in session.kept.ops else entry
     known = old.materialize_inputs
     # What a plugin registered at an earlier discovery, it may register anew.
     anew = owner is not None and owner == old.owner and batch is not old.batch
@@ -149,10 +146,10 @@ def _add(
     op_name: object, hook: object, flag: object, owner: str | None = None, batch: object = None
 ) -> None:
     name = _checked_name(op_name)
-    with _lock:
-        old = _entries.get(name, _Entry())
-        new = _entries[name] = _merged(name, hook, flag, owner=owner, batch=batch)
-        late = name in _compiled and not _says_the_same(old, new)
+    with session.lock:
+        old = session.kept.ops.get(name, OpEntry())
+        new = session.kept.ops[name] = _merged(name, hook, flag, owner=owner, batch=batch)
+        late = name in session.learned.compiled and not _says_the_same(old, new)
     if late:
         logger.warning(
             "op %r is registered after a graph that uses it was compiled: that graph was ordered "
@@ -161,7 +158,7 @@ def _add(
         )
 
 
-def _says_the_same(old: _Entry, new: _Entry) -> bool:
+def _says_the_same(old: OpEntry, new: OpEntry) -> bool:
     return old.has_internal_collective == new.has_internal_collective and (
         (old.materialize_inputs is None) == (new.materialize_inputs is None)
     )
@@ -249,7 +246,7 @@ def register_custom_op(
 
         if materialize_inputs is not None:
             _check_signature(op_name, function, materialize_inputs)
-        with _lock:  # refuse before torch defines anything
+        with session.lock:  # refuse before torch defines anything
             _merged(op_name, materialize_inputs, has_internal_collective, owner=None, batch=None)
         op = torch.library.custom_op(
             op_name,
@@ -288,7 +285,7 @@ def get_materialize_inputs_hook(op_name: str) -> MaterializeInputs | None:
 
     None: there is none, because the op isn't registered, or without one.
     """
-    entry = _entries.get(canonical_op_name(op_name) or "")
+    entry = session.kept.ops.get(canonical_op_name(op_name) or "")
     return entry.materialize_inputs if entry else None
 
 
@@ -302,38 +299,39 @@ def op_has_internal_collective(op_name: str) -> bool:
 
 def is_declared(op_name: str) -> bool:
     """Whether an op is registered as communicating inside."""
-    entry = _entries.get(canonical_op_name(op_name) or "")
+    entry = session.kept.ops.get(canonical_op_name(op_name) or "")
     return entry is not None and entry.has_internal_collective
 
 
 def is_registered(op_name: str) -> bool:
     """Whether somebody has said of an op whether it communicates inside."""
-    return canonical_op_name(op_name) in _entries
+    return canonical_op_name(op_name) in session.kept.ops
 
 
 def op_was_seen_communicating(op_name: str) -> bool:
     """Whether an op called torch.distributed while it was replayed, whatever is declared."""
-    return canonical_op_name(op_name) in _seen_communicating
+    return canonical_op_name(op_name) in session.learned.communicating
 
 
 def note_communicating(op_names: Iterable[str]) -> tuple[str, ...]:
     """Remember ops that were seen to communicate; returns those that nobody knew of, sorted."""
     names = {name for name in map(canonical_op_name, op_names) if name is not None}
-    with _lock:
+    with session.lock:
         new = {name for name in names if not op_has_internal_collective(name)}
-        _seen_communicating.update(names)
+        session.learned.communicating.update(names)
     return tuple(sorted(new))
 
 
 def note_compiled(op_names: Iterable[str]) -> None:
     """Remember opaque ops of a graph, so that a later registration can say that it is late."""
-    _compiled.update(name for name in map(canonical_op_name, op_names) if name is not None)
+    names = {name for name in map(canonical_op_name, op_names) if name is not None}
+    session.learned.compiled.update(names)
 
 
 def registered_ops() -> tuple[tuple[str, str | None], ...]:
     """Names of all registered ops, sorted, each with the plugin that registered it, if one did."""
-    with _lock:
-        return tuple((name, _entries[name].owner) for name in sorted(_entries))
+    with session.lock:
+        return tuple((name, session.kept.ops[name].owner) for name in sorted(session.kept.ops))
 
 
 def apply_materialize_inputs(
@@ -367,9 +365,9 @@ def apply_materialize_inputs(
 
 def registry_digest() -> str:
     """Hex digest of what is registered (names, whether with a hook, flags), for the votes."""
-    with _lock:
+    with session.lock:
         rows = sorted(
             (name, entry.materialize_inputs is not None, entry.has_internal_collective)
-            for name, entry in _entries.items()
+            for name, entry in session.kept.ops.items()
         )
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

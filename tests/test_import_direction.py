@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = (
-    ("errors", "config", "hookspecs", "registry", "host"),
+    ("errors", "config", "hookspecs", "registry", "host", "session"),
     ("graph",),
     ("skeleton", "costs"),
     ("placement", "ranks", "replay"),

@@ -15,9 +15,8 @@ import torch.distributed._functional_collectives as functional
 from attrs import frozen
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
 from overlap_core.inductor.overlap_pass import OverlapPass
+from overlap_core.session import session
 from overlap_core.testing import CollectiveRecorder
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class Seen:
 
 
 def compile_and_look(fn: Any, *args: Any, dynamic: bool | None = None, **config: Any) -> Seen:
-    clear_records()
+    before = len(oc.reports())
     torch.compiler.reset()
     options = oc.inductor_options(oc.OverlapConfig(deadline_s=60, warm_start=False, **config))
 
@@ -117,7 +116,7 @@ def compile_and_look(fn: Any, *args: Any, dynamic: bool | None = None, **config:
     options[PASSES].append(stop)
     with CollectiveRecorder() as recorder, pytest.raises(Stop), torch.no_grad():
         torch.compile(fn, fullgraph=True, dynamic=dynamic, options=options)(*args)
-    report = oc.reports()[-1]
+    *_, report = oc.reports()[before:]
     assert report.graph is not None
     rows = [
         (node.op, cost.ns, str(cost.source), cost.why)
@@ -470,7 +469,7 @@ def save_and_load(rank: int, world_size: int, path: str, disagree: bool) -> tupl
             entry["ns"] += 1
         Path(own).write_text(json.dumps(data))
     dist.barrier()
-    forget_job()  # as a new process would
+    session.reset()
     second = compile_and_look(fn, x, w, v, cost_table_path=own)
     return first, second
 

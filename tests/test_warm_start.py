@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
-from overlap_core.inductor.job import forget_job
 from overlap_core.inductor.warm_start import _content_digest
+from overlap_core.session import session
 from overlap_core.testing import host_with, run_ranks
 
 if TYPE_CHECKING:
@@ -162,8 +161,7 @@ def jobs_after_damage(rank: int, world_size: int, folder: str, kept: str) -> dic
             restore(Path(folder), Path(kept))
             hurt(plans(Path(folder))[1], how)
         dist.barrier()
-        forget_job()
-        clear_records()
+        session.reset()
         torch.compiler.reset()
         counters.clear()
         found[how] = job(rank, world_size, folder, {})

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 import overlap_core
-from overlap_core.inductor.job import forget_job
+from overlap_core.session import session
 
 from .clocks import Clocks
 from .contenders import Contender, Models, SkippedError
@@ -87,7 +87,7 @@ class _OneSize:
         control.report.begin(title, n_contenders * n_passes)
         # Else graphs of the second size would follow what was agreed for the first.
         os.environ["OVERLAP_CORE_PLAN_DIR"] = str(self.place.scratch / "plans" / _plain(title))
-        forget_job()
+        session.reset()
         for contender in options.contenders:
             control.report.working_on(f"{title}: compiling {contender.label}")
             result = self.results[contender.label] = Result(label=contender.label)

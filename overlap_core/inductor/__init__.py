@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from .install import disable, enable, enabled, inductor_options
-from .records import add_record, clear_records, find_record, has_record, records
+from .records import add_record, find_record, has_record, records
 from .versions import check_torch, missing_names
 
 __all__ = [
     "add_record",
     "check_torch",
-    "clear_records",
     "disable",
     "enable",
     "enabled",

@@ -13,6 +13,7 @@ from overlap_core.registry import (
     op_has_internal_collective,
 )
 from overlap_core.replay.realize import needed_bytes, realize_arguments
+from overlap_core.session import session
 
 from .eager import eager_world
 from .intercept import SilentCollectives
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["describe_hidden", "note_hidden", "opaque_ops", "search_hidden"]
 
 logger = logging.getLogger(__name__)
-
-_searched: set[str] = set()
-"""Structural keys of calls that were looked into before."""
 
 
 def opaque_ops(adapted: AdaptedGraph) -> tuple[str, ...]:
@@ -80,8 +78,8 @@ def _candidates(snodes: Sequence[Any], adapted: AdaptedGraph) -> Iterator[tuple[
         if op_name is None or op_has_internal_collective(op_name):
             continue
         key = request_digest(request)
-        if key not in _searched:
-            _searched.add(key)
+        if key not in session.learned.searched:
+            session.learned.searched.add(key)
             yield op_name, snode
 
 

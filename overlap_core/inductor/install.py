@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,10 @@ from overlap_core.config import OverlapConfig, disabled_by_environment
 from overlap_core.host import PluginHost
 from overlap_core.outcome import RankOutcome
 from overlap_core.ranks import Mode
+from overlap_core.session import session
 
 from .groups import rank_and_world_size
+from .job import forget_other_job
 from .numbering import with_numbering
 from .overlap_pass import OverlapPass
 from .records import add_record
@@ -36,10 +37,6 @@ logger = logging.getLogger(__name__)
 
 _GATE = "reorder_for_compute_comm_overlap"
 _PASSES = "reorder_for_compute_comm_overlap_passes"
-
-_lock = threading.RLock()
-_installed: list[OverlapPass] = []
-_original_compile_fx: Any = None
 
 
 def inductor_options(config: OverlapConfig | None = None) -> dict[str, Any]:
@@ -80,15 +77,15 @@ def enable(config: OverlapConfig | None = None) -> None:
             "overlap is off: no process group is initialized. Call "
             "torch.distributed.init_process_group before the first compiled call"
         )
-    with _lock:
-        _installed[:] = [overlap_pass]
+    with session.lock:
+        session.kept.passes[:] = [overlap_pass]
         _watch_compiles()
 
 
 def disable() -> None:
     """Take back `enable` and every `enabled` around this call. What is compiled stays as it is."""
-    with _lock:
-        _installed.clear()
+    with session.lock:
+        session.kept.passes.clear()
 
 
 @contextmanager
@@ -105,14 +102,14 @@ def enabled(config: OverlapConfig | None = None) -> Iterator[None]:
         yield
         return
     overlap_pass = _make_pass(config)
-    with _lock:
-        _installed.append(overlap_pass)
+    with session.lock:
+        session.kept.passes.append(overlap_pass)
         _watch_compiles()
     try:
         yield
     finally:
-        with _lock:
-            _installed[:] = [one for one in _installed if one is not overlap_pass]
+        with session.lock:
+            session.kept.passes[:] = [one for one in session.kept.passes if one is not overlap_pass]
 
 
 def _make_pass(config: OverlapConfig | None) -> OverlapPass:
@@ -143,9 +140,8 @@ def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, An
 
 def _watch_compiles() -> None:
     """Route `compile_fx` through `_compile_with_overlap`, once for the process."""
-    global _original_compile_fx  # noqa: PLW0603  one patch of one process
-    with _lock:
-        if _original_compile_fx is not None:
+    with session.lock:
+        if session.kept.original_compile_fx is not None:
             return
         original = compile_fx_module.compile_fx
 
@@ -153,16 +149,16 @@ def _watch_compiles() -> None:
         def compile_fx(*args: Any, **kwargs: Any) -> Any:
             return _compile_with_overlap(original, args, kwargs)
 
-        _original_compile_fx = original
+        session.kept.original_compile_fx = original
         compile_fx_module.compile_fx = compile_fx
 
 
 def _compile_with_overlap(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     patches = dict(kwargs.get("config_patches") or {})
     active = _find_pass(patches.get(_PASSES, getattr(inductor_config, _PASSES)))
-    if active is None and _installed and not disabled_by_environment() and len(args) < 4:
-        with _lock:
-            active = _installed[-1] if _installed else None
+    if active is None and session.kept.passes and not disabled_by_environment() and len(args) < 4:
+        with session.lock:
+            active = session.kept.passes[-1] if session.kept.passes else None
         if active is not None:
             patches.update(_compose(active, patches))
             kwargs = {**kwargs, "config_patches": patches}
@@ -174,6 +170,7 @@ def _compile_with_overlap(original: Any, args: tuple[Any, ...], kwargs: dict[str
             "to overlap"
         )
         logger.warning("overlap is off: %s", why)
+        forget_other_job()
         add_record(_off(why))
     return original(*args, **kwargs)
 

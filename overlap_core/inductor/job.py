@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from overlap_core.following import structure_of
 from overlap_core.ranks import GraphKey
+from overlap_core.session import session
 from overlap_core.skeleton import captured_order
 
 from .groups import default_store, is_fake_world, rank_and_world_size
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from overlap_core.ranks.store import KeyValueStore
     from overlap_core.views import RankView
 
-__all__ = ["Job", "Meeting", "current_job", "forget_job", "key_of"]
+__all__ = ["Job", "Meeting", "current_job", "forget_other_job", "key_of"]
 
 
 @frozen(kw_only=True)
@@ -37,7 +38,7 @@ class Meeting:
 
 @define
 class Job:
-    """One initialization of torch.distributed. A new one forgets all agreements."""
+    """One initialization of torch.distributed, since the last `Session.reset`."""
 
     store: KeyValueStore
     rank: int
@@ -112,25 +113,31 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     )
 
 
-_current: list[Job] = []
-_lock = threading.Lock()
-
-
 def current_job() -> Job | None:
     """The job of the process groups that are initialized now; None: there are none."""
     world = rank_and_world_size()
     if world is None or is_fake_world():
         return None
-    store = default_store()
-    with _lock:
-        if not _current or _current[0].store is not store:
+    with session.job_lock:
+        forget_other_job()
+        job = session.learned.job
+        if job is None:
+            store = default_store()
             rank, world_size = world
             number = store.add(f"overlap_core/jobs/{rank}", 1)
-            _current[:] = [Job(store, rank, world_size, number)]
-        return _current[0]
+            job = session.learned.job = Job(store, rank, world_size, number)
+        return job
 
 
-def forget_job() -> None:
-    """Forget all agreements, as a new process would."""
-    with _lock:
-        _current.clear()
+def forget_other_job() -> None:
+    """Start a new session if the process groups are others than the last job's.
+
+    Ranks of a new job may come from different ones, and must start alike. Called before anything
+    is learned from a graph; asks nobody. What was learned before the first job stays.
+    """
+    if rank_and_world_size() is None or is_fake_world():
+        return
+    with session.job_lock:
+        job = session.learned.job
+        if job is not None and job.store is not default_store():
+            session.reset()

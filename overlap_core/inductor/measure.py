@@ -32,6 +32,7 @@ from overlap_core.replay.timing import (
     time_calls,
     time_in_lockstep,
 )
+from overlap_core.session import session
 
 from .bandwidth import calibrate
 from .eager import eager_world
@@ -62,9 +63,6 @@ _OPAQUE_PROBES = 4
 
 _SILENT_CALLS = 5
 """Timed calls of an op whose communication is held back; the same on all ranks."""
-
-_workspaces: dict[str, int] = {}
-"""What ops allocate beside their outputs, as seen in this process."""
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +202,7 @@ class DeviceMeasurer:
             args, kwargs = self._arguments(item)
             silent, nbytes = _call_silently(item, args, kwargs)
             if request.kind == NodeKind.OPAQUE:
-                _workspaces[key] = nbytes
+                session.learned.workspaces[key] = nbytes
                 # One that issues nothing here may communicate all the same, past the dispatcher:
                 # then all ranks must call it as often as each other.
                 if silent.issued:
@@ -230,9 +228,9 @@ class DeviceMeasurer:
 
     def workspace_bytes(self, key: str) -> int:
         # What may communicate is only called together with the peers: it was rehearsed, or not.
-        if key not in _workspaces and key in self._compute:
-            _workspaces[key] = self._look_inside(key)
-        return _workspaces.get(key, 0)
+        if key not in session.learned.workspaces and key in self._compute:
+            session.learned.workspaces[key] = self._look_inside(key)
+        return session.learned.workspaces.get(key, 0)
 
     def _look_inside(self, key: str) -> int:
         """Workspace of an op that is pure compute; 0 if it can't be called here."""

@@ -7,10 +7,11 @@ between ranks afterwards is the order in which the graph was captured.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch._inductor.custom_graph_pass as custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from overlap_core.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,8 +28,6 @@ _POST_GRAD = "post_grad_custom_pre_pass"
 _COLLECTIVES = "_c10d_functional."
 _WAIT = "_c10d_functional.wait_tensor"
 
-_numbered: WeakSet[Any] = WeakSet()
-
 
 class CapturedNumbering(CustomGraphPass):
     """Gives every operation of a graph its place, once for each graph.
@@ -43,11 +42,11 @@ class CapturedNumbering(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Number the nodes, unless this very graph was numbered before."""
-        if graph in _numbered:
+        if graph in session.kept.numbered:
             return
         for place, node in enumerate(graph.nodes):
             node.meta[POSITION] = place
-        _numbered.add(graph)
+        session.kept.numbered.add(graph)
 
     def uuid(self) -> str:
         """The same for all instances."""

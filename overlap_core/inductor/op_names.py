@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from overlap_core.registry import registered_ops
+from overlap_core.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["unknown_registrations", "warn_of_unknown_registrations"]
 
 logger = logging.getLogger(__name__)
-
-_said: set[str] = set()
 
 
 def unknown_registrations(said: Collection[str] = ()) -> Iterator[tuple[str, str]]:
@@ -49,6 +48,7 @@ def unknown_registrations(said: Collection[str] = ()) -> Iterator[tuple[str, str
 
 def warn_of_unknown_registrations() -> None:
     """Warn once of each unknown name."""
-    for op_name, words in unknown_registrations(_said):
-        _said.add(op_name)
+    said = session.learned.said
+    for op_name, words in unknown_registrations(said):
+        said.add(op_name)
         logger.warning("%s", words)

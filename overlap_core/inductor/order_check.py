@@ -7,7 +7,6 @@ store, so it goes on while the main thread is blocked in a collective.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
@@ -129,7 +128,6 @@ class OrderCheck:
     raised. Both are kept in `divergences` and `stalls`.
     """
 
-    _serials = itertools.count()
     _one_at_a_time = threading.Lock()
 
     def __init__(self, *, steps: int, every: int, deadline_s: float) -> None:
@@ -166,7 +164,7 @@ class OrderCheck:
 
         Raises:
             OverlapError: no process group with real peers, another check records in this process,
-                or this one was started before.
+                this one was started before, or the job's store does not answer.
         """
         world = rank_and_world_size()
         if world is None or is_fake_world():
@@ -177,10 +175,15 @@ class OrderCheck:
             raise OverlapError("this check was started before; make a new one")
         if not self._one_at_a_time.acquire(blocking=False):
             raise OverlapError("another check of the collective order records in this process")
+        try:
+            serial = _next_serial(world[0])
+        except RuntimeError as error:
+            self._one_at_a_time.release()
+            raise OverlapError(f"the job's store does not answer: {error}") from error
         comparison = OrderComparison(
             _connection(),
             world[0],
-            serial=next(self._serials),
+            serial=serial,
             every=self._every,
             deadline_s=self._deadline_s,
         )
@@ -300,6 +303,11 @@ class _Groups:
             if name in names and len(ranks) > 1:
                 return Group(ranks, names.index(name))
         return None
+
+
+def _next_serial(rank: int) -> int:
+    """How many checks this rank began before in the job, whose store counts them."""
+    return default_store().add(f"overlap_core/order_checks/{rank}", 1) - 1
 
 
 def _connection() -> KeyValueStore:

@@ -31,7 +31,7 @@ from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
 from .identity import identify
-from .job import current_job, key_of
+from .job import current_job, forget_other_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
@@ -106,6 +106,7 @@ class OverlapPass:
             if any(map(is_collective_kernel, snodes)):
                 add_record(_kept(0, "no process group is initialized"))
             return snodes
+        forget_other_job()
         rank, world_size = world
         sight = self._look(snodes, rank, world_size)
         sight, outcome = self._decide(snodes, sight)

@@ -17,6 +17,7 @@ import torch
 
 from overlap_core.ranks.lockstep import ProbeOffer
 from overlap_core.replay.timing import host_ns_of_call, time_calls
+from overlap_core.session import session
 
 from .groups import GroupResolver
 
@@ -38,9 +39,6 @@ _PRODUCT_DIM, _PRODUCT_DEPTH = 4096, 512
 no slowdown."""
 _GROUPS = 4
 """Groups whose gathers are probed, by first appearance in the graph."""
-
-_remembered: dict[tuple[object, ...], tuple[float, ...]] = {}
-"""What ranks agreed on, by device, name and group: a machine does not change."""
 
 
 class MachineProbes:
@@ -81,7 +79,7 @@ class MachineProbes:
     def offer(self) -> dict[str, ProbeOffer]:
         """All probes, after their memory was found to be there."""
         offers = {
-            name: ProbeOffer(ranks=ranks, values=_remembered.get(self._key(name), ()))
+            name: ProbeOffer(ranks=ranks, values=session.learned.probes.get(self._key(name), ()))
             for name, ranks in self._ranks.items()
         }
         if not all(offer.values for offer in offers.values()):
@@ -95,9 +93,9 @@ class MachineProbes:
             return self._runs[name]()
 
     def keep(self, values: Mapping[str, Sequence[float]]) -> None:
-        """Remember what all ranks agreed on, for the next graphs of this process."""
+        """Remember what all ranks agreed on, for the next graphs: a machine does not change."""
         for name in self._runs.keys() & values.keys():
-            _remembered[self._key(name)] = tuple(values[name])
+            session.learned.probes[self._key(name)] = tuple(values[name])
 
     def _key(self, name: str) -> tuple[object, ...]:
         return (self._device, name, self._ranks[name])

@@ -15,6 +15,7 @@ from attrs import asdict
 from torch._logging import trace_structured
 
 from overlap_core.ranks import Mode
+from overlap_core.session import session
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["tell"]
 
 logger = logging.getLogger(__name__)
-
-_said: set[str] = set()
-"""Reasons that were warned of."""
 
 
 def tell(outcome: RankOutcome) -> None:
@@ -40,8 +38,9 @@ def tell(outcome: RankOutcome) -> None:
         outcome.exposed_ns_before / 1000,
         outcome.exposed_ns_after / 1000,
     )
-    if speaks and outcome.mode is Mode.ABORT and outcome.gathers and outcome.why not in _said:
-        _said.add(outcome.why)
+    said = session.learned.said
+    if speaks and outcome.mode is Mode.ABORT and outcome.gathers and outcome.why not in said:
+        said.add(outcome.why)
         logger.warning(
             "rank %d: overlap is off for a graph with %d weight gathers, on ranks %s: %s. "
             "`overlap-core explain` shows its report, `overlap-core doctor` what to do",

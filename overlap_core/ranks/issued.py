@@ -10,12 +10,13 @@ there only while somebody listens.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from overlap_core.session import session
 
 __all__ = ["Listener", "add_listener", "remove_listener", "tensors_in"]
 
@@ -50,22 +51,18 @@ Listener = Callable[[str, dist.ProcessGroup, tuple[Any, ...]], None]
 """Called with the name of the c10d op, the process group and all arguments, on the thread that
 issues the op, before the backend is called."""
 
-_lock = threading.Lock()
-_listeners: tuple[Listener, ...] = ()
-_library: Any = None
-
 
 def add_listener(listener: Listener) -> None:
     """Have `listener` called for every operation from now on."""
-    global _listeners, _library  # noqa: PLW0603  # kernels of ops exist once in a process
-    with _lock:
-        _listeners = (*_listeners, listener)
-        if _library is None:
-            _library = torch.library.Library("c10d", "IMPL")
+    kept = session.kept
+    with session.lock:
+        kept.listeners = (*kept.listeners, listener)
+        if kept.listening is None:
+            kept.listening = torch.library.Library("c10d", "IMPL")
             for name in _OPS:
                 packet = getattr(torch.ops.c10d, name, None)
                 if packet is not None:
-                    _register(_library, name, packet.default)
+                    _register(kept.listening, name, packet.default)
 
 
 def remove_listener(listener: Listener) -> None:
@@ -74,13 +71,13 @@ def remove_listener(listener: Listener) -> None:
     Raises:
         ValueError: it does not listen.
     """
-    global _listeners, _library  # noqa: PLW0603  # as above
-    with _lock:
-        left = list(_listeners)
+    kept = session.kept
+    with session.lock:
+        left = list(kept.listeners)
         left.remove(listener)
-        _listeners = tuple(left)
+        kept.listeners = tuple(left)
         if not left:
-            _library = None  # its finalizer takes our kernels out
+            kept.listening = None  # its finalizer takes our kernels out
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -98,7 +95,7 @@ def _register(library: Any, name: str, op: Any) -> None:
 
     def tell_and_call(keyset: Any, *args: Any) -> Any:
         group = dist.ProcessGroup.unbox(args[group_at])
-        for listener in _listeners:
+        for listener in session.kept.listeners:
             listener(name, group, args)
         # redispatch gives up the GIL, as gloo's threads need it to free tensors.
         return op.redispatch(keyset & _BACKENDS, *args)

@@ -25,7 +25,10 @@ __all__ = [
 
 
 def reports() -> tuple[Report, ...]:
-    """Reports of the graphs that this process compiled with overlap installed, newest last."""
+    """Reports of the graphs that this process compiled with overlap installed, newest last.
+
+    A graph that is compiled for new process groups starts them anew.
+    """
     from overlap_core.inductor import records  # a report that is read from a file needs no torch
 
     return tuple(Report.of(outcome) for outcome in records())

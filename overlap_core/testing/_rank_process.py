@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
+from overlap_core.session import session
 from overlap_core.testing.leaks import ProcessState
 
 if TYPE_CHECKING:
@@ -130,12 +131,9 @@ def reset_process() -> None:
     Takes the pass out, forgets all that was agreed, measured and reported, and what is compiled.
     """
     import overlap_core
-    from overlap_core.inductor import clear_records
-    from overlap_core.inductor.job import forget_job
 
     overlap_core.disable()
-    forget_job()
-    clear_records()
+    session.reset()
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
 

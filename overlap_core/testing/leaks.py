@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from overlap_core.registry import registry_digest
+from overlap_core.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +23,6 @@ _CONFIGS = ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.
 _PREFIXES = ("OVERLAP_", "TORCH")
 _SET_BY_TORCH = ("TORCHINDUCTOR_CACHE_DIR",)
 """Variables that torch sets for its own child processes, unless they are set."""
-_INSTALL = "overlap_core.inductor.install"
 _SHOWN = 200
 
 CHECKS = ("torch config", "environment", "op registry", "installed pass")
@@ -42,12 +42,11 @@ class ProcessState:
     def now(cls) -> ProcessState:
         """Take the picture; torch's configuration is that of this thread."""
         loaded = {name: sys.modules[name] for name in _CONFIGS if name in sys.modules}
-        install = sys.modules.get(_INSTALL)
         return cls(
             configs={name: dict(module.get_config_copy()) for name, module in loaded.items()},
             environment={k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)},
             registry=registry_digest(),
-            installed=() if install is None else tuple(install._installed),
+            installed=tuple(session.kept.passes),
         )
 
     def restore(self) -> None:

@@ -14,9 +14,9 @@ from torch._inductor.virtualized import V
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import overlap_core as oc
-from overlap_core.inductor import clear_records
 from overlap_core.inductor.adapter import AdaptedGraph, adapt
 from overlap_core.inductor.groups import rank_and_world_size
+from overlap_core.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +51,11 @@ class Captured:
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    clear_records()
+    session.reset()
     yield
     oc.disable()
     torch._dynamo.reset()
-    clear_records()
+    session.reset()
 
 
 @pytest.fixture

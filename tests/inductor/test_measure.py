@@ -17,7 +17,6 @@ import overlap_core as oc
 from overlap_core import pipeline
 from overlap_core.costs import Machine, request_digest
 from overlap_core.host import PluginHost
-from overlap_core.inductor import measure
 from overlap_core.inductor.adapter import adapt
 from overlap_core.inductor.intercept import Allocations, SilentCollectives
 from overlap_core.inductor.measure import DeviceMeasurer
@@ -27,6 +26,7 @@ from overlap_core.pipeline import prepare
 from overlap_core.ranks import agree_on_costs, run_loopback
 from overlap_core.ranks.lockstep import agree_on_machine
 from overlap_core.registry import OpRegistry
+from overlap_core.session import session
 from overlap_core.views import RankView, with_workspaces
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def test_the_workspace_of_an_op_whose_cost_was_saved_is_known(
     monkeypatch.setattr(pipeline, "with_workspaces", look)
     for _ in range(2):
         torch._dynamo.reset()
-        monkeypatch.setattr(measure, "_workspaces", {})
+        session.reset()
         compile_only(
             lambda x, w: roomy_alone(x) @ gather(w),
             torch.ones(48, 48),

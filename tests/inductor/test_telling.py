@@ -9,9 +9,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
-from overlap_core.inductor import telling
 from overlap_core.inductor.telling import tell
 from overlap_core.ranks import Mode
 from overlap_core.simulation import simulate_views
@@ -21,12 +18,9 @@ from ..pipeline_views import same, skewed
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 LOGGER = "overlap_core.inductor.telling"
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "_said", set())
 
 
 def test_one_rank_speaks(caplog: pytest.LogCaptureFixture) -> None:
