@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-pytestmark = pytest.mark.timeout(400)
-
 HEADINGS = [
     "When",
     "Arguments",
@@ -131,7 +129,7 @@ def check(hook: str, environment: Environment) -> None:
         f"import {name}\n"
         f"assert {name}.__file__.startswith({str(environment.folder)!r})\n{script.text}"
     )
-    environment.run(["python", "-c", program], timeout=100)
+    environment.run(["python", "-c", program], timeout=300)
     assert f"under the name `{name}`" in page(hook).read_text(encoding="utf-8")
     (shown,) = (block.text for block in blocks_of(page(hook)) if block.language == "text")
     assert shown.splitlines() == faults(hook)

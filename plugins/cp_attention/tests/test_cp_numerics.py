@@ -18,7 +18,7 @@ from overlap_core.errors import ConfigError
 from overlap_core.inductor.intercept import SilentCollectives
 from overlap_core.testing import CollectiveRecorder, run_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ranks
 
 ATTENTIONS = {"ulysses": ulysses_attention, "ring": ring_attention}
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "check_numerics.py"
@@ -75,7 +75,7 @@ def compare(rank: int, world_size: int) -> Seen:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_equal_to_unsharded_attention(ranks: int) -> None:
-    results = run_ranks(compare, ranks, deadline_s=200)
+    results = run_ranks(compare, ranks, deadline_s=300)
     for seen in results:
         assert seen.cases > 40
         assert seen.off == ()
@@ -99,7 +99,7 @@ def check_subgroups(rank: int, world_size: int) -> list[str]:
 
 
 def test_groups_that_are_not_the_world() -> None:
-    assert run_ranks(check_subgroups, 4, deadline_s=100) == [[]] * 4
+    assert run_ranks(check_subgroups, 4, deadline_s=300) == [[]] * 4
 
 
 def look_closer(rank: int, world_size: int) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def errors(attend: Any, group: dist.ProcessGroup) -> list[str]:
 
 
 def test_closer() -> None:
-    first, second = run_ranks(look_closer, 2, deadline_s=100)
+    first, second = run_ranks(look_closer, 2, deadline_s=300)
     for kind in ATTENTIONS:
         assert first[f"{kind} layouts"]
         assert second[f"{kind} layouts"]
@@ -225,7 +225,7 @@ def check_registration(rank: int, world_size: int) -> dict[str, dict[str, str]]:
 
 
 def test_torch_accepts_the_ops_in_dynamic_shapes() -> None:
-    (results,) = run_ranks(check_registration, 1, deadline_s=100)
+    (results,) = run_ranks(check_registration, 1, deadline_s=300)
     assert len(results) == 4
     for outcome in results.values():
         assert outcome["test_aot_dispatch_dynamic"] == "SUCCESS"
@@ -239,7 +239,7 @@ def test_the_script_reports_each_case() -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     *cases, summary = done.stdout.splitlines()
     assert all(line.startswith("ok  ") for line in cases)

@@ -114,7 +114,7 @@ def run_case(rank: int, case: Case) -> Seen:
         eager = model(x)
     expected, expected_gradients, before = run({"fx_graph_cache": False})
     clear_records()
-    config = oc.OverlapConfig(costs=case.costs, deadline_s=60)
+    config = oc.OverlapConfig(costs=case.costs, deadline_s=300)
     out, gradients, after = run(oc.inductor_options(config))
     return seen_of(expected, expected_gradients, before, out, gradients, after, eager)
 
@@ -246,7 +246,6 @@ def test_a_dispatch_of_other_token_counts_is_estimated(results: list[dict[str, S
         assert 300_000 < network_ns < ns  # two all-to-alls over loopback
 
 
-@pytest.mark.timeout(300)
 def test_the_readme_example_runs(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)

@@ -19,7 +19,7 @@ from overlap_core import OverlapConfig
 from overlap_core.host import PluginHost
 from overlap_core.testing import CollectiveRecorder, run_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.ranks
 
 FOLDER = Path(__file__).parents[1]
 
@@ -51,7 +51,7 @@ def numerics(rank: int, world_size: int) -> list[tuple[str, float, dict[str, flo
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_output_and_gradients_are_those_of_one_rank(world_size: int) -> None:
     """Equal, different and no tokens; top-1 and top-2; dropped or not; float32 and bfloat16."""
-    results = run_ranks(numerics, world_size, deadline_s=180)
+    results = run_ranks(numerics, world_size, deadline_s=300)
     for result in results:
         assert len(result) == 48
         for case, tolerance, differences in result:
@@ -111,7 +111,7 @@ def replay(rank: int, world_size: int) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_replays_fit_together_on_real_ranks(world_size: int) -> None:
     """Sizes divide by nothing, and still every rank receives just what its peers send."""
-    results = run_ranks(replay, world_size, deadline_s=100)
+    results = run_ranks(replay, world_size, deadline_s=300)
     assert {f"overlap_ep::{name}" for name in results[0]} == COMMUNICATING
     for name in results[0]:
         metadata, issued, _ = results[0][name]
@@ -138,7 +138,7 @@ def counts_that_travel(rank: int, world_size: int) -> tuple[Any, ...]:
 
 
 def test_a_dispatch_by_hand() -> None:
-    first, second = run_ranks(counts_that_travel, 2, deadline_s=60)
+    first, second = run_ranks(counts_that_travel, 2, deadline_s=300)
     assert first == ([[11.0]], [[[1, 0], [0, 1]], [[1, 0], [0, 0]]], [[[20.0]], [[22.0]]])
     assert second == (
         [[10.0], [20.0]],
@@ -152,7 +152,7 @@ def test_the_script_runs() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
          "--nproc-per-node=1", str(FOLDER / "benchmarks" / "check_numerics.py"), "--tokens=8"],
-        capture_output=True, text=True, timeout=150, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("ok  ") == 48
