@@ -251,7 +251,8 @@ def test_traffic_is_bounded() -> None:
     """A mesh of 4 x 4 x 4 and its planes, each group used, many different operations."""
     store = CountingStore()
     order = IssueOrder(0, every=1)
-    side = OrderComparison(store, 0, serial=0, every=1, deadline_s=DEADLINE_S)
+    clock = VirtualClock()
+    side = OrderComparison(store, 0, serial=0, every=1, deadline_s=DEADLINE_S, clock=clock)
     strides = {"x": range(4), "y": range(0, 16, 4), "z": range(0, 64, 16)}
     groups = [Group(tuple(range(64)))]
     for size in (1, 2):

@@ -120,7 +120,11 @@ def run_case(rank: int, mesh: DeviceMesh, case: Case, plan_dir: str) -> Seen:
         return results, tuple(recorder.shared())
 
     expected, before = run({"fx_graph_cache": False})
-    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=300, plan_dir=plan_dir)))
+    results, after = run(
+        oc.inductor_options(
+            oc.OverlapConfig(deadline_s=300, recompile_deadline_s=300, plan_dir=plan_dir)
+        )
+    )
     reports = oc.reports()
     costs: dict[str, tuple[int | None, int | None, str, str]] = {}
     for report in reports:

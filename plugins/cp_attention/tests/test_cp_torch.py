@@ -57,7 +57,9 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def look(fn: Any, *args: torch.Tensor) -> Seen:
     torch.compiler.reset()
-    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", deadline_s=300))
+    options = oc.inductor_options(
+        oc.OverlapConfig(costs="analytical", deadline_s=300, recompile_deadline_s=300)
+    )
 
     def stop(snodes: list[Any]) -> list[Any]:
         raise Stop

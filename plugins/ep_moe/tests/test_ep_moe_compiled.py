@@ -114,7 +114,7 @@ def run_case(rank: int, case: Case) -> Seen:
         eager = model(x)
     expected, expected_gradients, before = run({"fx_graph_cache": False})
     clear_records()
-    config = oc.OverlapConfig(costs=case.costs, deadline_s=300)
+    config = oc.OverlapConfig(costs=case.costs, deadline_s=300, recompile_deadline_s=300)
     out, gradients, after = run(oc.inductor_options(config))
     return seen_of(expected, expected_gradients, before, out, gradients, after, eager)
 
