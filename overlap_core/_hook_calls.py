@@ -7,7 +7,6 @@ which plugin gave the answer or raised.
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +14,7 @@ import pluggy
 
 from . import hookspecs
 from ._bounded import StillRunningError, run_bounded
+from ._clock import REAL_CLOCK, Clock
 from ._discovery import remedy
 from .errors import PluginError
 
@@ -41,9 +41,12 @@ class HookCalls:
             wrapper, without the mark, or implements none.
     """
 
-    def __init__(self, candidates: tuple[Candidate, ...], limit_s: float) -> None:
+    def __init__(
+        self, candidates: tuple[Candidate, ...], limit_s: float, clock: Clock = REAL_CLOCK
+    ) -> None:
         self._candidates = {candidate.name: candidate for candidate in candidates}
         self._limit_s = limit_s
+        self._clock = clock
         self._block = _Block()
         manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         manager.add_hookspecs(hookspecs)
@@ -112,7 +115,7 @@ class HookCalls:
         Raises:
             PluginError: from the code, or since a plugin took too long.
         """
-        calls = _Calls()
+        calls = _Calls(self._clock)
 
         def run() -> T:
             self._block.calls = calls
@@ -200,24 +203,25 @@ def function_name(impl: HookImpl) -> str:
 class _Calls:
     """How long each plugin took in one block, and which call is going on."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.spent_s: dict[str, float] = {}
         self.current: tuple[HookImpl, str, str, float] | None = None
 
     @contextmanager
     def timed(self, impl: HookImpl, hook: str, subject: str) -> Iterator[None]:
-        start = time.monotonic()
+        start = self._clock.now()
         self.current = (impl, hook, subject, start)
         try:
             yield
         finally:
             spent = self.spent_s.get(impl.plugin_name, 0.0)
-            self.spent_s[impl.plugin_name] = spent + time.monotonic() - start
+            self.spent_s[impl.plugin_name] = spent + self._clock.now() - start
             self.current = None
 
     def current_s(self) -> float:
         current = self.current
-        return 0.0 if current is None else time.monotonic() - current[3]
+        return 0.0 if current is None else self._clock.now() - current[3]
 
 
 class _Block(threading.local):

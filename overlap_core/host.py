@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from attrs import evolve, frozen
 
+from ._clock import REAL_CLOCK, Clock
 from ._discovery import find_plugins, remedy
 from ._hook_calls import HookCalls, function_name
 from .config import check_config
@@ -73,10 +74,11 @@ class PluginHost:
         ladder: str,
         notes: Iterable[str] = (),
         timeout_s: float = math.inf,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._candidates = tuple(candidates)
         self._notes = tuple(notes)
-        self._calls = HookCalls(self._candidates, timeout_s)
+        self._calls = HookCalls(self._candidates, timeout_s, clock)
         self._ladders = _find_ladders(self._calls)
         if ladder not in self._ladders:
             raise ConfigError(
@@ -93,12 +95,14 @@ class PluginHost:
         plugins: Iterable[object] = (),
         environ: Mapping[str, str] = os.environ,
         installed: Collection[str] | None = None,
+        clock: Clock = REAL_CLOCK,
     ) -> PluginHost:
         """Load the built-ins, the installed plugins and the given ones, and register their ops.
 
         `installed` names the installed plugins to load; None: all of them.
         `plugins` holds modules or instances; the name of one is its `overlap_plugin_name`, or
         `__name__`, or its class's name, and `overlap_plugin_version` or `__version__` its version.
+        `clock` tells how long plugins take.
 
         Raises:
             ConfigError: `config` is no `OverlapConfig`, a plugin to leave out is unknown or
@@ -114,6 +118,7 @@ class PluginHost:
             ladder=config.mode_ladder,
             notes=notes,
             timeout_s=config.plugin_timeout_s,
+            clock=clock,
         )
         host.register_ops()
         return host

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-pytestmark = pytest.mark.timeout(400)
-
 OTHERS = [name for name in PROJECTS if name != CORE]
 
 OPS = {
@@ -82,7 +80,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def listed(environment: Environment) -> list[dict[str, Any]]:
     """The plugins of an environment, in calling order."""
     found: list[dict[str, Any]] = json.loads(
-        environment.run(["overlap-core", "plugins", "--json"], timeout=100)
+        environment.run(["overlap-core", "plugins", "--json"], timeout=300)
     )
     return found
 
@@ -90,7 +88,7 @@ def listed(environment: Environment) -> list[dict[str, Any]]:
 def simulated(environment: Environment, corpus: Path) -> dict[str, Any]:
     """What comes of each graph of the corpus."""
     found: dict[str, Any] = json.loads(
-        environment.run(["python", "-c", SIMULATE, corpus], timeout=100)
+        environment.run(["python", "-c", SIMULATE, corpus], timeout=300)
     )
     return found
 

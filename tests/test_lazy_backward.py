@@ -44,7 +44,7 @@ def step(rank: int, world_size: int) -> list[dict[str, Any]]:
 
 
 def test_a_late_backward_is_waited_for_and_meets_its_peer(pooled_ranks: RunRanks) -> None:
-    forward, backward = zip(*pooled_ranks(step, 2, deadline_s=200, tries=3), strict=True)
+    forward, backward = zip(*pooled_ranks(step, 2, tries=3), strict=True)
     for graphs in (forward, backward):
         assert graphs[0] == graphs[1]
         assert graphs[0]["mode"] == "identical"

@@ -285,7 +285,7 @@ def faults(rank: int, world_size: int) -> tuple[Seen, ...]:
 
 @pytest.fixture(scope="module")
 def results(pooled_ranks: RunRanks) -> list[dict[str, Seen]]:
-    return pooled_ranks(scenarios, 2, deadline_s=280, tries=3)
+    return pooled_ranks(scenarios, 2, tries=3)
 
 
 GATHER = "_c10d_functional.all_gather_into_tensor"
@@ -439,7 +439,7 @@ def test_large_inputs_are_refused_with_a_note(results: list[dict[str, Seen]]) ->
 
 
 def test_a_slow_rank_and_hooks_that_raise_on_one_rank_only(pooled_ranks: RunRanks) -> None:
-    [(first,), (second,)] = pooled_ranks(faults, 2, deadline_s=200, tries=3)
+    [(first,), (second,)] = pooled_ranks(faults, 2, tries=3)
     assert first.mode == second.mode == "identical"
     assert first.collectives == second.collectives
     assert first.entries[GATHER] == second.entries[GATHER]
@@ -476,7 +476,7 @@ def save_and_load(rank: int, world_size: int, path: str, disagree: bool) -> tupl
 
 def test_a_saved_table_is_used_at_the_second_start(tmp_path: Any, pooled_ranks: RunRanks) -> None:
     path = str(tmp_path / "costs.json")
-    for first, second in pooled_ranks(save_and_load, 2, path, False, deadline_s=120, tries=3):
+    for first, second in pooled_ranks(save_and_load, 2, path, False, tries=3):
         assert first.collectives
         assert second.collectives == ()  # nothing is measured again
         assert [e for e in first.all_entries if e[2] == "measured"] == [
@@ -488,6 +488,6 @@ def test_tables_that_differ_between_ranks_are_loaded_by_none(
     tmp_path: Any, pooled_ranks: RunRanks
 ) -> None:
     path = str(tmp_path / "costs.json")
-    for _, second in pooled_ranks(save_and_load, 2, path, True, deadline_s=120, tries=3):
+    for _, second in pooled_ranks(save_and_load, 2, path, True, tries=3):
         assert second.collectives  # measured again, by both
         assert second.entries[GATHER][1] == "measured"

@@ -25,7 +25,6 @@ def python_blocks(text: str) -> list[str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
 def test_the_example_runs_under_torchrun(readme: str, tmp_path: Path) -> None:
     (example,) = [block for block in python_blocks(readme) if "init_process_group" in block]
     assert sum(bool(line.strip()) for line in example.splitlines()) <= 15
@@ -45,7 +44,7 @@ def test_the_other_examples_run(readme: str) -> None:
     others = [block for block in python_blocks(readme) if "init_process_group" not in block]
     assert others
     for block in others:
-        subprocess.run([sys.executable, "-c", block], check=True, timeout=100)
+        subprocess.run([sys.executable, "-c", block], check=True, timeout=300)
 
 
 def test_links_lead_somewhere(repo_root: Path) -> None:

@@ -115,7 +115,7 @@ class Environment:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.terminate()  # not killed: launchers then end what they started
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=300)
             raise AssertionError(
                 f"{args[0]} took longer than {timeout:g} s\n{output}\n{errors}"
             ) from None

@@ -68,5 +68,5 @@ def summary() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for result in run_ranks(compare, 2, deadline_s=240, tries=3):
+    for result in run_ranks(compare, 2, deadline_s=300, tries=3):
         print(json.dumps(result))

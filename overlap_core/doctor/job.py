@@ -7,12 +7,12 @@ have answered do they form a gloo group; no collective is called.
 from __future__ import annotations
 
 import contextlib
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.report import ranks_in_words
 
 from .facts import facts_from_text, facts_to_text, version_in_text
@@ -21,7 +21,7 @@ from .place import first_line
 from .ranks import check_ranks, compare_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch.distributed import Store
 
@@ -47,12 +47,12 @@ class Table:
     attempt: str = "0"
     timeout_s: float = 60.0
     """Of each wait, in seconds."""
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = REAL_CLOCK
     _started: float = field(init=False)
 
     @_started.default
     def _now(self) -> float:
-        return self.clock()
+        return self.clock.now()
 
     @property
     def deadline(self) -> float:
@@ -71,9 +71,9 @@ class Table:
         """Wait for some ranks; returns those that have said nothing when the time is over."""
         missing, pause = list(ranks), _FIRST_PAUSE_S
         while missing := [r for r in missing if not self.store.check([self._key(step, r)])]:
-            if self.clock() >= until:
+            if self.clock.now() >= until:
                 break
-            time.sleep(min(pause, max(0.0, until - self.clock())))
+            self.clock.sleep(min(pause, max(0.0, until - self.clock.now())))
             pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         return missing
 
@@ -112,7 +112,7 @@ def end_job(table: Table, status: int) -> None:
         table.say(_STATUS, str(status))
         came = [r for r in range(1, table.world_size) if not table.wait(_FACTS, [r], until=0.0)]
         # Where rank 0 hosts the store, the others must have read the status before it is gone.
-        table.wait(_READ, came, table.clock() + _GRACE_S)
+        table.wait(_READ, came, table.clock.now() + _GRACE_S)
 
 
 def follow_job(table: Table, facts: RankFacts) -> int | Finding:
@@ -128,11 +128,11 @@ def _follow(table: Table, facts: RankFacts) -> int | Finding:
     if table.wait(_FACTS, [0], table.deadline):
         return _missing(table, [0])
     # From here on rank 0 is there, and bound by the same time-outs.
-    if table.wait(_GROUP, [0], table.clock() + table.timeout_s + _GRACE_S):
+    if table.wait(_GROUP, [0], table.clock.now() + table.timeout_s + _GRACE_S):
         return _missing(table, [0])
     if table.read(_GROUP, 0) == _FORM:
         table.say(_FORMED, _form_group(table, facts))
-    if table.wait(_STATUS, [0], table.clock() + table.timeout_s + 2 * _GRACE_S):
+    if table.wait(_STATUS, [0], table.clock.now() + table.timeout_s + 2 * _GRACE_S):
         return _missing(table, [0])
     status = int(table.read(_STATUS, 0))
     table.say(_READ, "")
@@ -164,7 +164,7 @@ def _try_group(table: Table, facts: RankFacts, *, can: bool) -> list[Finding]:
         return []
     table.say(_FORMED, _form_group(table, facts))
     everybody = range(table.world_size)
-    until = table.clock() + table.timeout_s + _GRACE_S
+    until = table.clock.now() + table.timeout_s + _GRACE_S
     missing = table.wait(_FORMED, everybody, until)
     if missing:
         return [_missing(table, missing)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch._inductor.config as inductor_config
 from attrs import field, frozen
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.replay.timing import time_calls
 
 from .versions import has_config_key
@@ -65,7 +65,9 @@ class Kernels:
         return max(1, both_ns - time_calls(copies, device, hold=hold))
 
 
-def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Kernels:
+def compile_kernels(
+    nodes: Mapping[str, Any], budget_s: float = BUDGET_S, clock: Clock = REAL_CLOCK
+) -> Kernels:
     """Let Inductor's pool of compilers make kernels, as many as it can within a time.
 
     One by one they would take many times longer. Where there is no pool they are compiled here,
@@ -75,8 +77,9 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
     Args:
         nodes: scheduler nodes that generate a kernel each, those first that matter most.
         budget_s: seconds to spend.
+        clock: tells whether they are spent.
     """
-    deadline = time.monotonic() + budget_s
+    deadline = clock.now() + budget_s
     modules: dict[str, Any] = {}
     missing: dict[str, str] = {}
     pending: dict[str, tuple[Any, Any]] = {}
@@ -85,8 +88,8 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
     running: list[concurrent.futures.Future[Any]] = []
     quick = {"dynamic_scale_rblock": False} if has_config_key("dynamic_scale_rblock") else {}
     for key, snode in nodes.items():
-        running = _wait_for_worker(running, deadline)
-        if time.monotonic() > deadline:
+        running = _wait_for_worker(running, deadline, clock)
+        if clock.now() > deadline:
             missing[key] = _too_late(budget_s)
             continue
         try:
@@ -100,7 +103,7 @@ def compile_kernels(nodes: Mapping[str, Any], budget_s: float = BUDGET_S) -> Ker
                 running += [task] if (task := _task(future)) is not None else []
         except Exception as error:
             missing[key] = _failure(error)
-    concurrent.futures.wait(running, timeout=max(0.0, deadline - time.monotonic()))
+    concurrent.futures.wait(running, timeout=max(0.0, deadline - clock.now()))
     for key, (future, module) in pending.items():
         task = _task(future)
         if task is not None and not task.done():
@@ -122,7 +125,7 @@ def _await_pool(timeout_s: float) -> None:
 
 
 def _wait_for_worker(
-    running: list[concurrent.futures.Future[Any]], deadline: float
+    running: list[concurrent.futures.Future[Any]], deadline: float, clock: Clock
 ) -> list[concurrent.futures.Future[Any]]:
     """Those still running, once a worker will soon be free: what is queued cannot be taken back.
 
@@ -130,7 +133,7 @@ def _wait_for_worker(
     """
     while True:
         running = [task for task in running if not task.done()]
-        left = deadline - time.monotonic()
+        left = deadline - clock.now()
         if len(running) < _PER_WORKER * get_compile_threads() or left <= 0:
             return running
         concurrent.futures.wait(running, left, return_when=concurrent.futures.FIRST_COMPLETED)

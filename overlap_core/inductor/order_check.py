@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch.distributed import distributed_c10d
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.errors import ConfigError, OverlapError
 from overlap_core.ranks.issue_order import Group
 from overlap_core.ranks.issued import add_listener, remove_listener, tensors_in
@@ -130,10 +130,13 @@ class OrderCheck:
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, *, steps: int, every: int, deadline_s: float) -> None:
+    def __init__(
+        self, *, steps: int, every: int, deadline_s: float, clock: Clock = REAL_CLOCK
+    ) -> None:
         self._steps_left = steps
         self._every = every
         self._deadline_s = deadline_s
+        self._clock = clock
         self._period_s = min(_LONGEST_PERIOD_S, deadline_s / 10)
         self._groups = _Groups()
         self._issued: deque[_Issued] = deque()
@@ -186,6 +189,7 @@ class OrderCheck:
             serial=serial,
             every=self._every,
             deadline_s=self._deadline_s,
+            clock=self._clock,
         )
         self._thread = threading.Thread(
             target=self._compare, args=(comparison,), name="collective-order", daemon=True
@@ -250,20 +254,20 @@ class OrderCheck:
         """The thread."""
         try:
             until = math.inf
-            while time.monotonic() < until:
+            while self._clock.now() < until:
                 closing = self._closing.is_set()  # before the queue is read: nothing comes after
                 while self._issued:
                     entry = self._issued.popleft()
                     comparison.add(entry[1], _text(entry))
                 if closing:
                     comparison.close()
-                    until = min(until, time.monotonic() + self._patience_s)
+                    until = min(until, self._clock.now() + self._patience_s)
                 for finding in comparison.poll():
                     self._report(finding)
                 if closing and comparison.settled:
                     return
                 if closing:
-                    time.sleep(self._period_s / 4)
+                    self._clock.sleep(self._period_s / 4)
                 else:
                     self._closing.wait(self._period_s)
         except (OverlapError, RuntimeError) as error:  # torch's stores raise RuntimeErrors

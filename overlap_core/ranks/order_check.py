@@ -13,15 +13,16 @@ Two keys a rank carry it, overwritten in place. Nothing here blocks inside the s
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, frozen
 
+from overlap_core._clock import REAL_CLOCK, Clock
+
 from .issue_order import NOTHING_YET, Group, IssueOrder, Stream, Window, stream_for, window_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from .store import KeyValueStore
 
@@ -123,7 +124,7 @@ class OrderComparison:
         serial: number of this check, from 0; equal on all ranks.
         every: digests are published after each multiple of this many entries.
         deadline_s: seconds without progress of a peer after which it counts as stalled.
-        clock: seconds, monotonic.
+        clock: tells the time.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class OrderComparison:
         serial: int,
         every: int,
         deadline_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._store = store
         self._rank = rank
@@ -213,7 +214,7 @@ class OrderComparison:
         marks = [(0, ""), *(stream["marks"] if stream else ())]
         done = head is not None and bool(head["done"])
         if head is not None and head["beat"] != peer.beat:
-            peer.beat, peer.beat_at_s = head["beat"], self._clock()
+            peer.beat, peer.beat_at_s = head["beat"], self._clock.now()
         if self._differs(peer, rank, mine, marks, done):
             peer.diverged = True
             return self._divergence(rank, mine, peer.agreed, done)
@@ -264,7 +265,7 @@ class OrderComparison:
         )
 
     def _stall(self, peer: _Peer, rank: int, mine: Stream, count: int) -> Stall | None:
-        now = self._clock()
+        now = self._clock.now()
         if count >= mine.count:
             peer.behind_since_s = None
         elif peer.behind_since_s is None or count != peer.count:

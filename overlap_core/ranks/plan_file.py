@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Mapping  # noqa: TC003  cattrs reads the annotations
 from pathlib import Path
@@ -22,13 +21,13 @@ from typing import TYPE_CHECKING
 import cattrs
 from attrs import evolve, frozen
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core._files import write_in_one_step
 
 from .agreements import Agreement, GraphKey  # noqa: TC001  cattrs reads the annotations
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
     from .store import KeyValueStore
 
@@ -114,7 +113,7 @@ def agree_on_start(
     file: PlanFile | None,
     header: Mapping[str, str],
     patience_s: float,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = REAL_CLOCK,
 ) -> tuple[PlanFile | None, bool]:
     """Find out together whether this start is warm. A rank without a file waits for nobody.
 
@@ -127,12 +126,13 @@ def agree_on_start(
         file: what this rank holds; None: nothing.
         header: for the new file of a cold start.
         patience_s: how long to wait for ranks that have not come.
+        clock: tells the time and waits.
 
     Returns:
         The file to go on with and whether the start is warm. No file: the ranks decided on one
         that this rank does not hold, so it must keep away from caches.
     """
-    started = clock()
+    started = clock.now()
     decided = f"{prefix}/decision"
     if file is None:
         return _read(store.compare_set(decided, "", f"cold {new_name()}"), file, header)
@@ -154,10 +154,10 @@ def agree_on_start(
             store.add(f"{prefix}/agreeing", int(agreeing))
         if agreeing and store.add(f"{prefix}/agreeing", 0) == world_size:
             store.compare_set(decided, "", f"warm {file.name}")
-        elif not alike or clock() - started > patience_s:
+        elif not alike or clock.now() - started > patience_s:
             store.compare_set(decided, "", f"cold {new_name()}")
         else:
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
     return _read(store.get(decided), file, header)
 
 

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import logging
-import time
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +18,7 @@ from typing import Protocol as TypingProtocol
 
 from attrs import asdict, frozen
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.errors import DeadlineError
 
 from .negotiation import DIGEST, Decide
@@ -107,7 +107,7 @@ class StoreExchange:
         rank: this rank, as in the group that spans the job.
         identity: which graph this negotiation is about; equal on all ranks.
         deadline_s: seconds from now until waiting ends.
-        clock: seconds, monotonic.
+        clock: tells the time and waits.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class StoreExchange:
         rank: int,
         identity: str,
         deadline_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._store = store
         self._rank = rank
         self._prefix = f"overlap_core/{identity}"
         self._clock = clock
-        self._started = clock()
+        self._started = clock.now()
         self._deadline_s = deadline_s
         self._announced = False
         self._waiting = 0
@@ -260,7 +260,7 @@ class StoreExchange:
                 return bytes(self._store.compare_set(key, "", payload.decode()))
             except Exception as error:
                 logger.warning("rank %d asks again what was decided: %s", self._rank, error)
-                time.sleep(pause_s)
+                self._clock.sleep(pause_s)
         return bytes(self._store.compare_set(key, "", payload.decode()))
 
     def _collect(self, step: str, ranks: Sequence[int]) -> dict[int, bytes]:
@@ -276,7 +276,7 @@ class StoreExchange:
         pause = _FIRST_PAUSE_S
         looked_for_leavers = 0.0
         while not done():
-            waited = self._clock() - self._started
+            waited = self._clock.now() - self._started
             if waited - looked_for_leavers > 1 or waited > self._deadline_s:
                 looked_for_leavers = waited
                 self._waiting += 1
@@ -284,7 +284,7 @@ class StoreExchange:
                 self._look_for_missing(step, ranks, waited)
                 if waited > self._deadline_s and not done():
                     raise DeadlineError(f"a rank was lost in the middle of step {step!r}")
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_S * max(1.0, len(ranks) / _FEW))
 
     def _look_for_missing(self, step: str, ranks: Sequence[int], waited: float) -> None:

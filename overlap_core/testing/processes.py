@@ -38,9 +38,9 @@ _ENV = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes
 }
-_FAILURE_GRACE_S = 3.0  # how long the other ranks may take to report, once one has failed
+_FAILURE_GRACE_S = 5.0  # how long the other ranks may take to report, once one has failed
 _FRESH_S = 60.0  # how long ranks may take to become as new processes are
-_EXIT_GRACE_S = 10.0
+_EXIT_GRACE_S = 60.0
 _LOOK_S = 1.0  # how often the clock is looked at
 _STACK_S = 20.0  # how long a silent rank may take to say where it is
 _START_LOCK = threading.Lock()
@@ -55,7 +55,7 @@ def run_ranks(
     world_size: int,
     *args: Any,
     deadline_s: float,
-    pg_timeout_s: float = 60.0,
+    pg_timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     tries: int = 1,
     may_die: Collection[int] = (),
@@ -69,7 +69,7 @@ def run_ranks(
         fn: a module-level function.
         args: picklable.
         deadline_s: for everything, from the start of the first process.
-        pg_timeout_s: of the process group; never longer than ``deadline_s``.
+        pg_timeout_s: of the process group; None, and at most, ``deadline_s``.
         env: environment variables, set before torch is imported.
         tries: start anew, so many times in all, if ranks were killed by a memory fault (SIGABRT,
             SIGBUS, SIGSEGV). On the CPU, torch 2.13's gloo sometimes corrupts memory while several
@@ -97,7 +97,7 @@ class RunRanks(Protocol):
         /,
         *args: Any,
         deadline_s: float = ...,
-        pg_timeout_s: float = ...,
+        pg_timeout_s: float | None = ...,
         tries: int = ...,
     ) -> list[Any]:
         """As `run_ranks`."""
@@ -130,7 +130,7 @@ class RankPool:
         fn: Callable[..., Any],
         *args: Any,
         deadline_s: float,
-        pg_timeout_s: float = 60.0,
+        pg_timeout_s: float | None = None,
         tries: int = 1,
     ) -> list[Any]:
         """Call ``fn(rank, world_size, *args)`` on every rank; arguments, results and errors are
@@ -158,7 +158,7 @@ class RankPool:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         deadline_s: float,
-        pg_timeout_s: float,
+        pg_timeout_s: float | None,
         tries: int,
         may_die: Collection[int] = (),
         *,
@@ -171,7 +171,7 @@ class RankPool:
         while True:
             deadline = monotonic() + deadline_s
             self._start()
-            self._send(fn, args, min(pg_timeout_s, deadline_s))
+            self._send(fn, args, min(pg_timeout_s or deadline_s, deadline_s))
             _collect(self._ranks, deadline, may_die)
             payloads = [rank.payload for rank in self._ranks]
             if all(rank.is_done for rank in self._ranks) and (last or self._make_fresh()):

@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def gloo_ranks() -> RunRanks:
-    """Run a function on real ranks: `gloo_ranks(fn, world_size, *args, deadline_s=60)`.
+    """Run a function on real ranks: `gloo_ranks(fn, world_size, *args, deadline_s=300)`.
 
     Calls `fn(rank, world_size, *args)` in one new process a rank, each with a gloo process group,
     and returns the results by rank. At the deadline every rank is killed, and the error shows
@@ -53,7 +53,7 @@ def gloo_ranks() -> RunRanks:
     from overlap_core.testing.processes import run_ranks
 
     def run(
-        fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 60.0, **more: Any
+        fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 300.0, **more: Any
     ) -> list[Any]:
         return run_ranks(fn, world_size, *args, deadline_s=deadline_s, **more)
 
@@ -73,7 +73,7 @@ def pooled_ranks() -> Iterator[RunRanks]:
     pools: dict[int, RankPool] = {}
 
     def run(
-        fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 60.0, **more: Any
+        fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 300.0, **more: Any
     ) -> list[Any]:
         if world_size not in pools:
             pools[world_size] = RankPool(world_size)

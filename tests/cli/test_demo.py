@@ -22,7 +22,6 @@ def run(*args: str, **env: str) -> Result:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("arguments", "mode"),
     [

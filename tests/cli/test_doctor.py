@@ -122,7 +122,7 @@ def test_settings_in_the_environment_are_seen(setting: str, tmp_path: Path) -> N
         env={**env, setting: "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     kinds = {one["kind"] for one in json.loads(done.stdout)["findings"]}
@@ -152,7 +152,7 @@ def torchrun(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **env},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
 

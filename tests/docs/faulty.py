@@ -69,6 +69,6 @@ def blocking() -> Iterator[Callable[..., None]]:
     """A function that returns when the block ends, and not before."""
     end = threading.Event()
     try:
-        yield lambda *_: end.wait(60) and None
+        yield lambda *_: end.wait() and None
     finally:
         end.set()

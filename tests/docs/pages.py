@@ -129,4 +129,4 @@ def install(environment: Environment, folder: Path) -> None:
     """Install the distribution in a folder, as its author would."""
     add_pip(environment)
     command = Block("console", f"$ pip install --quiet '{folder}'\n", "")
-    run_commands(command, environment, environment.work, timeout=100)
+    run_commands(command, environment, environment.work, timeout=300)

@@ -29,19 +29,17 @@ LINKING = (REPO_ROOT / "README.md", *sorted((REPO_ROOT / "docs").rglob("*.md")))
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["index", "registering-ops", "testing"])
 def test_blocks_run(fresh_environment: FreshEnvironment, name: str) -> None:
     environment = fresh_environment(CORE)
     page = PAGES / f"{name}.md"
     assert blocks_of(page)
-    follow(page, environment, environment.work / name, timeout=200)
+    follow(page, environment, environment.work / name, timeout=300)
 
 
-@pytest.mark.timeout(400)
 def test_a_report_reads_as_its_page_shows(fresh_environment: FreshEnvironment) -> None:
     environment = fresh_environment(CORE)
-    follow(READING, environment, environment.work / "reading", timeout=100)
+    follow(READING, environment, environment.work / "reading", timeout=300)
 
 
 def test_the_page_about_reports_has_every_mode_verdict_and_reason() -> None:

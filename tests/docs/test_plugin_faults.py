@@ -6,7 +6,7 @@ What raises on one rank is in `tests/test_pipeline.py`, and on real ranks in the
 from __future__ import annotations
 
 import re
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,8 +20,11 @@ from overlap_core.errors import PluginError
 from overlap_core.host import PluginHost
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.ranks import Mode
-from overlap_core.testing import FakeRanks, GraphBuilder, assert_legal, host_with
+from overlap_core.simulation import simulate_views
+from overlap_core.testing import GraphBuilder, assert_legal, host_with, on_ranks
+from overlap_core.views import prepare
 
+from ..virtual_clock import VirtualClock
 from .faulty import ASK, HOOKS, blocking, faulty, ladder_for
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ DECIDING = (
     "overlap_adjust_plan",
 )
 """Hooks whose answers ranks decide by."""
+
+TIMEOUT_S = 60.0
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 
@@ -60,18 +65,33 @@ def spoil(*given: Any) -> None:
         value.op = "another"
 
 
-def outcomes_with(hook: str, act: Callable[..., Any]) -> tuple[RankOutcome, ...]:
-    """Three ranks with one plugin, at fault on rank 1 alone."""
+def outcomes_with(
+    hook: str, act: Callable[..., Any], clock: VirtualClock | None = None
+) -> tuple[RankOutcome, ...]:
+    """Three ranks with one plugin, at fault on rank 1 alone; its clock is that rank's."""
     g = GraphBuilder()
     y = g.mm(g.mm("x", ns=None), g.gather("w0", ns=None), ns=None)
     g.mm(y, g.gather("w1", ns=None), ns=None)
-    config = OverlapConfig(mode_ladder=ladder_for(hook), plugin_timeout_s=0.3)
-    ranks = FakeRanks.of(g.build(), 3).with_config(config).with_plugins(faulty(hook, silent))
-    return ranks.with_plugins(faulty(hook, act), rank=1).run()
+    config = OverlapConfig(mode_ladder=ladder_for(hook), plugin_timeout_s=TIMEOUT_S)
+
+    def host(rank: int) -> PluginHost:
+        plugin, time = (act, clock) if rank == 1 else (silent, None)
+        return PluginHost.discover(
+            config,
+            plugins=[faulty(hook, plugin)],
+            environ={},
+            installed=[],
+            clock=time or VirtualClock(),
+        )
+
+    graphs = on_ranks(g.build(), 3)
+    return simulate_views([prepare(graph, config, host(graph.rank)) for graph in graphs])
 
 
-def check_all_abort(hook: str, act: Callable[..., Any], expected: str) -> None:
-    outcomes = outcomes_with(hook, act)
+def check_all_abort(
+    hook: str, act: Callable[..., Any], expected: str, clock: VirtualClock | None = None
+) -> None:
+    outcomes = outcomes_with(hook, act, clock)
     assert [outcome.rank for outcome in outcomes] == [0, 1, 2]
     assert len({outcome.why for outcome in outcomes}) == 1
     why = outcomes[0].why
@@ -98,8 +118,14 @@ def test_a_wrong_type_on_one_rank_aborts_everywhere(hook: str) -> None:
 
 @pytest.mark.parametrize("hook", DECIDING)
 def test_a_slow_plugin_on_one_rank_aborts_everywhere(hook: str) -> None:
+    clock = VirtualClock()
     with blocking() as block:
-        check_all_abort(hook, block, "has not returned for 0.3 s (plugin_timeout_s in")
+
+        def hang(*_: object) -> None:
+            clock.sleep(TIMEOUT_S + 1)
+            block()
+
+        check_all_abort(hook, hang, "has not returned for 60 s (plugin_timeout_s in", clock)
 
 
 @pytest.mark.parametrize("hook", DECIDING)
@@ -170,7 +196,7 @@ MEASURING = {
 
 EXPECTED = {
     "wrong type": r"returned 'nonsense' of type str: expected ",
-    "slow": r"has not returned for 1 s",
+    "slow": r"has not returned for 60 s",
     "mutates": r"raised (FrozenInstanceError|TypeError): ",
     "raises": r"raised RuntimeError: not on this rank",
 }
@@ -181,6 +207,9 @@ class Measuring:
 
     overlap_plugin_name = "measuring"
 
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+
     def _act(self, hook: str, rows: int, given: Any) -> Any:
         where, fault = MEASURING.get(rows, ("none", ""))
         if dist.get_rank() != 1 or where != hook:
@@ -188,7 +217,8 @@ class Measuring:
         if fault == "raises":
             raise RuntimeError("not on this rank")
         if fault == "slow":
-            time.sleep(4)
+            self.clock.sleep(TIMEOUT_S + 1)
+            threading.Event().wait()  # for ever
         if fault == "mutates" and hook == "realize":
             given.dtype = "int64"
         elif fault == "mutates":
@@ -227,8 +257,9 @@ def measure_with_faults(rank: int, world_size: int) -> Seen:
         gathered = ops.wait_tensor(ops.all_gather_into_tensor(w, world_size, group))
         return (x @ gathered, *touched)
 
-    config = OverlapConfig(deadline_s=90, plugin_timeout_s=1)
-    overlap = OverlapPass(config, PluginHost.discover(config, plugins=[Measuring()]))
+    config = OverlapConfig(deadline_s=300, plugin_timeout_s=TIMEOUT_S)
+    plugin = Measuring()
+    overlap = OverlapPass(config, PluginHost.discover(config, plugins=[plugin], clock=plugin.clock))
 
     def stop(snodes: list[Any]) -> list[Any]:
         raise Stop
@@ -254,11 +285,10 @@ def measure_with_faults(rank: int, world_size: int) -> Seen:
 
 @pytest.fixture(scope="module")
 def measured(pooled_ranks: RunRanks) -> list[Seen]:
-    return pooled_ranks(measure_with_faults, 3, deadline_s=200, tries=3)
+    return pooled_ranks(measure_with_faults, 3, tries=3)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
 def test_faults_while_measuring_abort_nothing(measured: list[Seen]) -> None:
     assert {(seen.mode, seen.committed) for seen in measured} == {("identical", True)}
     for seen in measured:
@@ -269,7 +299,6 @@ def test_faults_while_measuring_abort_nothing(measured: list[Seen]) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rows", [rows for rows in MEASURING if rows != 8])
 def test_a_fault_while_measuring_leaves_an_estimate_that_says_why(
     measured: list[Seen], rows: int

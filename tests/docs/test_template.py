@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-pytestmark = pytest.mark.timeout(400)
-
 TEMPLATE = PAGES / "template"
 
 
@@ -43,7 +41,7 @@ def renamed(environment: Environment) -> Path:
 def test_a_renamed_copy_is_installed_and_passes_its_tests(
     environment: Environment, renamed: Path
 ) -> None:
-    listed = json.loads(environment.run(["overlap-core", "plugins", "--json"], timeout=100))
+    listed = json.loads(environment.run(["overlap-core", "plugins", "--json"], timeout=300))
     (plugin,) = (one for one in listed if not one["builtin"])
     assert (plugin["name"], plugin["distribution"]) == ("video", "overlap-video")
 

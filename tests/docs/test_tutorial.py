@@ -35,7 +35,7 @@ def folder(environment: Environment) -> Path:
 
 
 def test_each_step_does_what_it_shows(environment: Environment, folder: Path) -> None:
-    listed = json.loads(environment.run(["overlap-core", "plugins", "--json"], timeout=100))
+    listed = json.loads(environment.run(["overlap-core", "plugins", "--json"], timeout=300))
     (plugin,) = (one for one in listed if one["name"] == "spread_mean")
     assert plugin["hooks"] == ["overlap_classify_node", "overlap_register_ops"]
 
@@ -49,7 +49,7 @@ def test_the_second_step_lists_the_plugin() -> None:
 
 def test_left_out_it_is_not_listed(environment: Environment, folder: Path) -> None:
     left_out = {"OVERLAP_CORE_DISABLE_PLUGINS": "spread_mean"}
-    listed = environment.run(["overlap-core", "plugins"], env=left_out, timeout=100)
+    listed = environment.run(["overlap-core", "plugins"], env=left_out, timeout=300)
     assert "spread_mean" not in listed
 
 

@@ -8,42 +8,68 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
+from click.testing import CliRunner
 
+from overlap_core._clock import REAL_CLOCK
+from overlap_core.cli import main
 from overlap_core.doctor.facts import facts_to_text
 from overlap_core.doctor.findings import Finding, problems
 from overlap_core.doctor.job import Table, check_job, end_job, follow_job
 from overlap_core.doctor.place import JobPlace, connect
 
+from ..virtual_clock import VirtualClock
 from .samples import kinds, rank
 
 if TYPE_CHECKING:
+    from overlap_core._clock import Clock
     from overlap_core.doctor.facts import RankFacts
 
 NO_GLOO = {"backends": ("nccl",)}
 """Ranks that are threads share one process, in which no gloo group of several can be formed."""
+TIMEOUT_S = 60.0
 
 
-def table(store: Any, number: int, world_size: int = 2, timeout_s: float = 20.0) -> Table:
-    return Table(store=store, rank=number, world_size=world_size, timeout_s=timeout_s)
+def table(
+    store: Any,
+    number: int,
+    world_size: int = 2,
+    *,
+    clock: Clock | None = None,
+    attempt: str = "0",
+) -> Table:
+    return Table(
+        store=store,
+        rank=number,
+        world_size=world_size,
+        attempt=attempt,
+        timeout_s=TIMEOUT_S,
+        clock=clock or VirtualClock(),
+    )
 
 
 def meet(*facts: RankFacts, status: int = 0) -> tuple[tuple[Finding, ...], list[int | Finding]]:
     """What rank 0 finds, and how the others end."""
-    store = dist.HashStore()
-    with ThreadPoolExecutor(len(facts)) as pool:
-        others = [
-            pool.submit(follow_job, table(store, one.rank, len(facts)), one) for one in facts[1:]
-        ]
-        first = table(store, 0, len(facts))
-        found = check_job(first, facts[0])
+    store, clock = dist.HashStore(), VirtualClock()
+    found: list[Finding] = []
+
+    def lead() -> int:
+        first = table(store, 0, len(facts), clock=clock)
+        found.extend(check_job(first, facts[0]))
         end_job(first, status)
-        return found, [other.result() for other in others]
+        return status
+
+    def follow(one: RankFacts) -> int | Finding:
+        return follow_job(table(store, one.rank, len(facts), clock=clock), one)
+
+    _, *answers = clock.run([lead, *(partial(follow, one) for one in facts[1:])])
+    assert clock.now() < 1
+    return tuple(found), answers  # type: ignore[return-value]
 
 
 def test_ranks_that_agree() -> None:
@@ -92,30 +118,19 @@ def test_facts_of_another_version_need_not_be_understood() -> None:
 
 def test_ranks_that_never_come_are_named_within_the_time_out() -> None:
     store = dist.HashStore()
-    first = table(store, 0, world_size=5, timeout_s=0.2)
+    first = table(store, 0, world_size=5)
     store.set("overlap_core/doctor/0/facts/3", facts_to_text(rank(3)))
     found = check_job(first, rank(0))
     [finding] = [finding for finding in found if finding.kind == "ranks-missing"]
-    assert finding.what == "ranks 1-2, 4 of 5 did not answer within 0.2 s"
+    assert finding.what == "ranks 1-2, 4 of 5 did not answer within 60 s"
     assert "gloo-group" not in kinds(found)
     assert problems(found) == ("ranks-missing",)
 
 
 def test_a_rank_without_rank_0_does_not_wait_for_ever() -> None:
-    answer = follow_job(table(dist.HashStore(), 1, timeout_s=0.2), rank(1))
+    answer = follow_job(table(dist.HashStore(), 1), rank(1))
     assert isinstance(answer, Finding)
-    assert answer.what == "rank 0 of 2 did not answer within 0.2 s"
-
-
-class _Clock:
-    """Ten seconds later at every look."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 10.0
-        return self.now
+    assert answer.what == "rank 0 of 2 did not answer within 60 s"
 
 
 @pytest.mark.parametrize("said", [["facts"], ["facts", "group"]])
@@ -123,8 +138,7 @@ def test_a_rank_0_that_dies_on_the_way_is_missed(said: list[str]) -> None:
     store = dist.HashStore()
     for step in said:
         table(store, 0).say(step, "leave out")
-    late = Table(store=store, rank=1, world_size=2, timeout_s=1.0, clock=_Clock())
-    answer = follow_job(late, rank(1))
+    answer = follow_job(table(store, 1), rank(1))
     assert isinstance(answer, Finding)
     assert answer.kind == "ranks-missing"
 
@@ -132,15 +146,13 @@ def test_a_rank_0_that_dies_on_the_way_is_missed(said: list[str]) -> None:
 def test_a_rank_that_forms_no_group_in_time_is_missed() -> None:
     store = dist.HashStore()
     store.set("overlap_core/doctor/0/facts/1", facts_to_text(rank(1, **NO_GLOO)))
-    first = Table(store=store, rank=0, world_size=2, timeout_s=1.0, clock=_Clock())
-    assert problems(check_job(first, rank(0, **NO_GLOO))) == ("ranks-missing",)
+    assert problems(check_job(table(store, 0), rank(0, **NO_GLOO))) == ("ranks-missing",)
 
 
 def test_starts_of_one_job_do_not_see_each_other() -> None:
     store = dist.HashStore()
     table(store, 1).say("facts", facts_to_text(rank(1)))
-    again = Table(store=store, rank=0, world_size=2, attempt="1", timeout_s=0.1)
-    assert problems(check_job(again, rank(0))) == ("ranks-missing",)
+    assert problems(check_job(table(store, 0, attempt="1"), rank(0))) == ("ranks-missing",)
 
 
 def tcp_store(port: int = 0) -> Any:
@@ -149,20 +161,20 @@ def tcp_store(port: int = 0) -> Any:
         port,
         is_master=not port,
         wait_for_workers=False,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=120),
     )
 
 
 def test_a_store_that_is_lost_is_told() -> None:
     host = tcp_store()
-    second, first = (table(tcp_store(host.port), number) for number in (1, 0))
+    second, first = (table(tcp_store(host.port), number, clock=REAL_CLOCK) for number in (1, 0))
     answers: list[int | Finding] = []
     waiting = threading.Thread(target=lambda: answers.append(follow_job(second, rank(1))))
     waiting.start()
-    first.wait("facts", [1], until=first.deadline)
+    assert not first.wait("facts", [1], until=first.deadline)
     del host
     gc.collect()
-    waiting.join(20)
+    waiting.join(TIMEOUT_S)
     [answer] = answers
     assert isinstance(answer, Finding)
     assert answer.what.startswith("rank 1 lost the job's store: ")
@@ -183,17 +195,17 @@ def place(number: int, port: int, *, agent_store: bool = False) -> JobPlace:
 
 def test_a_port_that_is_taken_is_told() -> None:
     host = tcp_store()
-    answer = connect(place(0, host.port), timeout_s=5)
+    answer = connect(place(0, host.port), timeout_s=TIMEOUT_S)
     assert isinstance(answer, Finding)
     assert answer.what.startswith(f"rank 0 cannot host the job's store at 127.0.0.1:{host.port}: ")
-    shared = connect(place(0, host.port, agent_store=True), timeout_s=5)
+    shared = connect(place(0, host.port, agent_store=True), timeout_s=TIMEOUT_S)
     assert not isinstance(shared, Finding)
     shared.set("key", "value")
     assert host.get("key") == b"value"
 
 
 def test_a_store_that_is_not_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    answer = connect(place(1, 1), timeout_s=1)
+    answer = connect(place(1, 1), timeout_s=1)  # nobody ever listens there
     assert isinstance(answer, Finding)
     assert answer.what.startswith("rank 1 cannot reach the job's store at 127.0.0.1:1: ")
     assert "\n" not in answer.what
@@ -202,10 +214,9 @@ def test_a_store_that_is_not_there_is_told(capfd: pytest.CaptureFixture[str]) ->
 DOCTOR = [sys.executable, "-c", "from overlap_core.cli import main; main()", "doctor"]
 
 
-def start_rank(number: int, port: int, *arguments: str, **changes: str) -> subprocess.Popen[str]:
-    """A rank of two, in a job whose store this process hosts, as torchrun would."""
-    env = {
-        **os.environ,
+def environment(number: int, port: int) -> dict[str, str]:
+    """Of a rank of two, in a job whose store this process hosts, as torchrun would."""
+    return {
         "RANK": str(number),
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -214,11 +225,13 @@ def start_rank(number: int, port: int, *arguments: str, **changes: str) -> subpr
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "COLUMNS": "80",
-        **changes,
     }
+
+
+def start_rank(number: int, port: int, *arguments: str, **changes: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*DOCTOR, *arguments],
-        env=env,
+        [*DOCTOR, "--timeout", "300", *arguments],
+        env={**os.environ, **environment(number, port), **changes},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -227,7 +240,7 @@ def start_rank(number: int, port: int, *arguments: str, **changes: str) -> subpr
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     return process.returncode, output
@@ -236,11 +249,11 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 @pytest.mark.ranks
 def test_a_group_that_cannot_be_formed_is_a_warning() -> None:
     store = tcp_store()
-    first = start_rank(0, store.port, "--json", "--timeout", "8")
-    peer = table(store, 1)
-    assert not peer.wait("facts", [0], until=peer.clock() + 60)
+    first = start_rank(0, store.port, "--json", GLOO_SOCKET_IFNAME="no-such-interface")
+    peer = table(store, 1, clock=REAL_CLOCK)
+    assert not peer.wait("facts", [0], until=peer.clock.now() + 300)
     peer.say("facts", peer.read("facts", 0).replace('"rank": 0', '"rank": 1'))
-    peer.say("formed", "RuntimeError: no route")  # and never takes part
+    peer.say("formed", "RuntimeError: no route")
     status, output = finish(first)
     findings = {one["kind"]: one for one in json.loads(output)["findings"]}
     words = findings["gloo-group-failed"]["what"]
@@ -250,17 +263,16 @@ def test_a_group_that_cannot_be_formed_is_a_warning() -> None:
     assert peer.read("status", 0) == "0"
 
 
-@pytest.mark.ranks
-def test_a_missing_rank_ends_the_job_with_status_1() -> None:
+@pytest.mark.parametrize(("number", "missing"), [(0, 1), (1, 0)])
+def test_a_missing_rank_ends_the_job_with_status_1(
+    monkeypatch: pytest.MonkeyPatch, number: int, missing: int
+) -> None:
+    monkeypatch.setattr("overlap_core.doctor.job.Table", partial(Table, clock=VirtualClock()))
     store = tcp_store()
-    status, output = finish(start_rank(0, store.port, "--timeout", "2"))
-    assert status == 1
-    assert "problem ranks-missing: rank 1 of 2 did not answer within 2 s" in output
-    assert output.splitlines()[-1] == "overlap would be off: ranks-missing"
-    other = tcp_store()
-    status, output = finish(start_rank(1, other.port, "--timeout", "2"))
-    assert status == 1
-    assert "problem ranks-missing: rank 0 of 2 did not answer within 2 s" in output
+    result = CliRunner().invoke(main, ["doctor"], env=environment(number, store.port))
+    assert result.exit_code == 1
+    assert f"problem ranks-missing: rank {missing} of 2 did not answer within 60 s" in result.output
+    assert result.output.splitlines()[-1] == "overlap would be off: ranks-missing"
 
 
 @pytest.mark.ranks

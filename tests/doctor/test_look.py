@@ -41,7 +41,7 @@ def run_python(program: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=300,
     ).stdout
 
 

@@ -48,7 +48,7 @@ def test_what_to_do_is_said_of_all_but_what_is_well(page: str) -> None:
 def test_its_program_runs(page: str) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert "no-process-group" in done.stdout
     assert done.stdout.splitlines()[-1] == "overlap would be off"

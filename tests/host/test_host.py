@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from typing import Any
 
 import attrs
@@ -27,6 +26,8 @@ from overlap_core.placement.plan import GatherPlacement, Plan, Verdict
 from overlap_core.ranks.votes import Mode, ModeDecision, Vote
 from overlap_core.registry import op_has_internal_collective
 from overlap_core.replay.types import TensorSpec
+
+from ..virtual_clock import VirtualClock
 
 NODE = Node(name="op7", kind=NodeKind.OPAQUE, op="mylib::attn", issues_collective=True)
 GRAPH = OverlapGraph(nodes=(NODE,))
@@ -318,7 +319,7 @@ def test_a_hook_that_never_returns_is_given_up_and_named(hook: str) -> None:
     release = threading.Event()
     ladder = "probe_x" if hook == "overlap_choose_mode" else "default"
     config = OverlapConfig(mode_ladder=ladder, plugin_timeout_s=0.05)
-    blocked = plugin("probe_x", hook, lambda *_: release.wait(60))
+    blocked = plugin("probe_x", hook, lambda *_: release.wait())
     stuck = PluginHost.discover(config, plugins=[blocked], environ={})
     with pytest.raises(PluginError, match=rf"plugin 'probe_x', hook {hook}.* has not returned for"):
         CALLS[hook](stuck)
@@ -326,12 +327,15 @@ def test_a_hook_that_never_returns_is_given_up_and_named(hook: str) -> None:
 
 
 def test_many_slow_calls_of_one_plugin_add_up() -> None:
-    config = OverlapConfig(plugin_timeout_s=0.05)
-    slow = plugin("probe_x", "overlap_classify_node", lambda node: time.sleep(0.02))
-    slow_host = PluginHost.discover(config, plugins=[slow], environ={})
-    assert slow_host.classify(NODE) is not None
-    with pytest.raises(PluginError, match=r"probe_x.* took more than 0\.05 s"):
+    config, clock = OverlapConfig(plugin_timeout_s=60), VirtualClock()
+    slow = plugin("probe_x", "overlap_classify_node", lambda node: clock.sleep(20))
+    slow_host = PluginHost.discover(config, plugins=[slow], environ={}, clock=clock)
+    for _ in range(9):
+        assert slow_host.classify(NODE) is not None
+    before = clock.now()
+    with pytest.raises(PluginError, match=r"probe_x.* took more than 60 s"):
         slow_host.bounded(lambda: [slow_host.classify(NODE) for _ in range(9)])
+    assert clock.now() == before + 80
 
 
 def test_a_policy_that_changes_its_graph_is_at_fault() -> None:

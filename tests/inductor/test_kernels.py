@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from torch._inductor.codecache import LambdaFuture
 
 from overlap_core.inductor import kernels
 from overlap_core.inductor.kernels import compile_kernels
+
+from ..virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,15 +58,14 @@ def pooled(name: str, *, done: bool = True) -> Any:
 
 
 def test_what_the_pool_compiled_is_not_compiled_again() -> None:
-    compiled = compile_kernels({"a": pooled("a"), "b": pooled("b")})
+    compiled = compile_kernels({"a": pooled("a"), "b": pooled("b")}, clock=VirtualClock())
     assert [m.triton_.name for m in compiled.modules.values()] == ["a of the pool", "b of the pool"]
     assert compiled.missing == {}
 
 
 def test_a_kernel_that_is_late_is_left_out() -> None:
-    start = time.monotonic()
-    compiled = compile_kernels({"late": pooled("late", done=False), "a": pooled("a")}, budget_s=0.2)
-    assert time.monotonic() - start < 5
+    nodes = {"late": pooled("late", done=False), "a": pooled("a")}
+    compiled = compile_kernels(nodes, budget_s=0.2, clock=VirtualClock())
     assert list(compiled.modules) == ["a"]
     assert compiled.missing == {
         "late": "Inductor compiled it no sooner than 0.2 s, with other kernels to time"
@@ -74,16 +74,17 @@ def test_a_kernel_that_is_late_is_left_out() -> None:
 
 def test_without_a_pool_kernels_are_compiled_here_as_long_as_there_is_time() -> None:
     modules = [SimpleNamespace(triton_=Kernel(str(i))) for i in range(3)]
+    clock = VirtualClock()
 
     def slowly(number: int) -> Any:
-        time.sleep(0.2)
+        clock.sleep(4)
         return None, modules[number]
 
     nodes = {str(i): node(lambda i=i: slowly(i)) for i in range(3)}
-    compiled = compile_kernels(nodes, budget_s=0.3)
+    compiled = compile_kernels(nodes, budget_s=6, clock=clock)
     assert list(compiled.modules) == ["0", "1"]
     assert [module.triton_.compiled_here for module in modules] == [True, True, False]
-    assert "no sooner than 0.3 s" in compiled.missing["2"]
+    assert "no sooner than 6 s" in compiled.missing["2"]
 
 
 def test_a_kernel_that_fails_is_left_out_with_the_reason() -> None:
@@ -95,7 +96,9 @@ def test_a_kernel_that_fails_is_left_out_with_the_reason() -> None:
         task.set_result(None)
         return LambdaFuture(fails, future=task), SimpleNamespace()
 
-    compiled = compile_kernels({"a": node(fails), "b": node(fails_in_the_pool), "c": pooled("c")})
+    compiled = compile_kernels(
+        {"a": node(fails), "b": node(fails_in_the_pool), "c": pooled("c")}, clock=VirtualClock()
+    )
     assert list(compiled.modules) == ["c"]
     assert compiled.missing == dict.fromkeys("ab", "Inductor's benchmark failed: no such layout")
 
@@ -108,7 +111,7 @@ def test_kernels_are_not_compiled_again_for_occupancy() -> None:
         return None, SimpleNamespace(triton_=Kernel("a"))
 
     before = inductor_config.dynamic_scale_rblock
-    compile_kernels({"a": node(look)})
+    compile_kernels({"a": node(look)}, clock=VirtualClock())
     assert seen == [False]
     assert inductor_config.dynamic_scale_rblock == before
 
@@ -121,6 +124,6 @@ def test_a_kernel_is_timed_on_copies_of_what_it_changes(mutates: bool) -> None:
     module = SimpleNamespace(
         triton_=kernel, get_args=lambda: (changed,), call=lambda args: args[0].add_(1)
     )
-    compiled = compile_kernels({"a": node(lambda: (None, module))})
+    compiled = compile_kernels({"a": node(lambda: (None, module))}, clock=VirtualClock())
     assert compiled.time("a", "cpu", None) > 0
     assert (changed.sum() == 0) == mutates

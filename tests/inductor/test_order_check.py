@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
-import time
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
 from overlap_core.errors import ConfigError
+from overlap_core.inductor.groups import default_store
 from overlap_core.testing import (
     CollectiveRecorder,
     Transformer,
@@ -32,16 +34,37 @@ if TYPE_CHECKING:
 real_ranks = pytest.mark.ranks
 
 
+LONG_S = 200.0
+"""Of waits that end well before."""
+
+
 class Messages(logging.Handler):
     """What the check logs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[str, str]] = []
+        self.fresh: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         logging.getLogger("overlap_core.inductor.order_check").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.seen.append((record.levelname, record.getMessage()))
+        self.fresh.put(self.seen[-1])
+
+    def wait_for(self, text: str) -> tuple[str, str]:
+        """The first one that holds a text, of those that nobody waited for."""
+        while text not in (found := self.fresh.get())[1]:
+            pass
+        return found
+
+
+def tell(key: str) -> None:
+    default_store().set(f"test/{key}", "")
+
+
+def wait_for(key: str) -> None:
+    """Wait until some rank tells it, on a connection that nobody else uses."""
+    default_store().clone().wait([f"test/{key}"], timedelta(seconds=LONG_S))
 
 
 def eager_steps(rank: int, world: int) -> dict[str, Any]:
@@ -73,7 +96,7 @@ def eager_steps(rank: int, world: int) -> dict[str, Any]:
             results.append(torch.cat([*parts, out]))
 
     other = rank ^ 1
-    with oc.check_collective_order(steps=3, every=4, deadline_s=20) as check:
+    with oc.check_collective_order(steps=3, every=4, deadline_s=LONG_S) as check:
         for _ in range(4):
             assert check.recording is (len(results) < 12)
             step()
@@ -94,7 +117,7 @@ def eager_steps(rank: int, world: int) -> dict[str, Any]:
 @real_ranks
 def test_equal_orders_are_not_reported(pooled_ranks: RunRanks) -> None:
     """Nor are lists that only roots have, uneven splits, and point-to-point operations."""
-    for result in pooled_ranks(eager_steps, 4, deadline_s=100):
+    for result in pooled_ranks(eager_steps, 4):
         assert result == {"found": (), "log": [], "equal": True}
 
 
@@ -102,7 +125,7 @@ def swapped(rank: int, world: int) -> tuple[list[tuple[str, str]], list[Any]]:
     """Two communicators of the same ranks, used in another order by the last rank."""
     messages = Messages()
     weights, context = dist.new_group(), dist.new_group()
-    with oc.check_collective_order(steps=1, deadline_s=10) as check:
+    with oc.check_collective_order(steps=1, deadline_s=LONG_S) as check:
         for group in (weights, context, weights):
             dist.all_reduce(torch.ones(8), group=group)
         order = (context, weights) if rank == world - 1 else (weights, context)
@@ -119,7 +142,7 @@ def swapped(rank: int, world: int) -> tuple[list[tuple[str, str]], list[Any]]:
 def test_communicators_in_another_order_are_reported_with_both_sequences(
     world: int, pooled_ranks: RunRanks
 ) -> None:
-    results = pooled_ranks(swapped, world, deadline_s=100)
+    results = pooled_ranks(swapped, world)
     last = world - 1
     everybody = "[0,1]" if world == 2 else "[0-3]"
     neighbours = {0, last - 1}
@@ -139,20 +162,23 @@ def test_communicators_in_another_order_are_reported_with_both_sequences(
 
 
 def one_is_missing(rank: int, world: int) -> dict[str, Any]:
-    """Rank 1 leaves out the third all-reduce; rank 0 blocks until the group's timeout."""
+    """Rank 1 keeps back the third all-reduce, in which rank 0 blocks, until that was reported."""
     messages = Messages()
+    seen: list[tuple[str, str]] = []
+
+    def tell_what_is_seen() -> None:
+        seen.append(messages.wait_for("rank 1 has issued 2 of 3"))
+        tell("reported")
+
     check = oc.check_collective_order(deadline_s=1)
     check.start()
     dist.all_reduce(torch.ones(2))
     dist.all_reduce(torch.ones(2))
-    seen: list[tuple[str, str]] = []
     if rank == 0:
-        try:
-            dist.all_reduce(torch.ones(3))
-        except RuntimeError:
-            seen = list(messages.seen)  # before anything else could be found
+        threading.Thread(target=tell_what_is_seen, daemon=True).start()
     else:
-        time.sleep(16)
+        wait_for("reported")
+    dist.all_reduce(torch.ones(3))
     check.stop(wait=False)
     return {"while blocked": seen, "stalls": check.stalls, "divergences": check.divergences}
 
@@ -161,30 +187,44 @@ def one_is_missing(rank: int, world: int) -> dict[str, Any]:
 def test_a_collective_that_a_rank_never_issues_is_reported_while_the_other_blocks(
     pooled_ranks: RunRanks,
 ) -> None:
-    blocked, _ = pooled_ranks(one_is_missing, 2, deadline_s=90, pg_timeout_s=12)
-    (stall,) = blocked["stalls"]
+    blocked, _ = pooled_ranks(one_is_missing, 2, pg_timeout_s=LONG_S)
+    *_, stall = blocked["stalls"]  # a rank that is only slow is a stall as well
     assert blocked["while blocked"] == [("WARNING", str(stall))]
-    assert "rank 1 has issued 2 of 3 on group [0,1], and nothing in the last 1." in str(stall)
-    assert "last: allreduce_ float32[2] on [0,1]; its process answers" in str(stall)
+    assert "rank 1 has issued 2 of 3 on group [0,1], and nothing in the last " in str(stall)
+    assert "last: allreduce_ float32[2] on [0,1]; its process " in str(stall)
+    assert stall.waited_s >= 1
 
 
 def another_collective(rank: int, world: int) -> dict[str, Any]:
-    """Both block, each in a collective of another communicator, until the groups' timeout."""
+    """Both block, each in a collective of another communicator, until both have been told why."""
     messages = Messages()
-    weights, context = (dist.new_group(timeout=timedelta(seconds=12)) for _ in range(2))
+    seen: list[tuple[str, str]] = []
+    limit = timedelta(seconds=LONG_S)
+    weights, context = (dist.new_group(timeout=limit) for _ in range(2))
     dist.barrier(weights)
     dist.barrier(context)
-    seen: list[tuple[str, str]] = []
-    check = oc.check_collective_order(deadline_s=5)
+
+    def gather() -> None:
+        dist.all_gather_into_tensor(torch.ones(8), torch.ones(4), group=weights)
+
+    def exchange() -> None:
+        dist.all_to_all_single(torch.ones(6), torch.ones(6), group=context)
+
+    mine, other = (gather, exchange) if rank == 0 else (exchange, gather)
+
+    def help_the_other() -> None:
+        seen.append(messages.wait_for("in different orders"))
+        tell(f"reported {rank}")
+        wait_for(f"reported {1 - rank}")
+        other()
+
+    check = oc.check_collective_order(deadline_s=LONG_S)
     check.start()
     dist.all_reduce(torch.ones(2), group=weights)
-    try:
-        if rank == 0:
-            dist.all_gather_into_tensor(torch.ones(8), torch.ones(4), group=weights)
-        else:
-            dist.all_to_all_single(torch.ones(6), torch.ones(6), group=context)
-    except RuntimeError:
-        seen = list(messages.seen)
+    helper = threading.Thread(target=help_the_other, daemon=True)
+    helper.start()
+    mine()
+    helper.join()
     check.stop(wait=False)
     return {"while blocked": seen, "divergences": check.divergences}
 
@@ -193,10 +233,10 @@ def another_collective(rank: int, world: int) -> dict[str, Any]:
 def test_ranks_that_wait_for_each_other_are_told_why_while_they_block(
     pooled_ranks: RunRanks,
 ) -> None:
-    results = pooled_ranks(another_collective, 2, deadline_s=90)
+    results = pooled_ranks(another_collective, 2)
     for rank, result in enumerate(results):
         (one,) = result["divergences"]
-        assert result["while blocked"][0] == ("ERROR", str(one))
+        assert result["while blocked"] == [("ERROR", str(one))]
         gather = ("_allgather_base_ float32[8] on [0,1]#1", *["(nothing yet)"] * 3)
         exchange = ("alltoall_base_ float32 on [0,1]#2", *["(nothing yet)"] * 3)
         assert one.position == 2
@@ -221,7 +261,7 @@ def documented(rank: int, world: int, code: str) -> list[bool]:
 def test_the_documented_example(repo_root: Path, pooled_ranks: RunRanks) -> None:
     text = (repo_root / "docs" / "order-check.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert pooled_ranks(documented, 2, code, deadline_s=60) == [[True, True, True, False]] * 2
+    assert pooled_ranks(documented, 2, code) == [[True, True, True, False]] * 2
 
 
 def broken(rank: int, world: int) -> dict[str, Any]:
@@ -231,7 +271,7 @@ def broken(rank: int, world: int) -> dict[str, Any]:
     group = dist.group.WORLD
     assert group is not None
     with (
-        oc.check_collective_order(deadline_s=5) as check,
+        oc.check_collective_order(deadline_s=LONG_S) as check,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(distributed_c10d, "_world", None)
@@ -242,7 +282,7 @@ def broken(rank: int, world: int) -> dict[str, Any]:
 
 @real_ranks
 def test_a_failure_of_the_check_does_not_stop_the_collective(pooled_ranks: RunRanks) -> None:
-    for result in pooled_ranks(broken, 2, deadline_s=60):
+    for result in pooled_ranks(broken, 2):
         message = "the check of the collective order stops at allreduce_"
         assert result == {"total": 2.0, "recording": False, "log": [("ERROR", message)]}
 
@@ -260,7 +300,7 @@ def compiled_step(rank: int, world: int) -> dict[str, Any]:
     groups = [dist.group.WORLD, dist.new_group()]
     with torch.no_grad():
         usual = compiled(x)
-        with oc.check_collective_order(steps=1, deadline_s=20) as check:
+        with oc.check_collective_order(steps=1, deadline_s=LONG_S) as check:
             with CollectiveRecorder() as recorder:
                 checked = compiled(x)
             works = [
@@ -280,9 +320,8 @@ def compiled_step(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
-@pytest.mark.timeout(240)
 def test_compiled_code_and_opaque_ops_are_recorded(pooled_ranks: RunRanks) -> None:
-    for result in pooled_ranks(compiled_step, 2, deadline_s=200, tries=3):
+    for result in pooled_ranks(compiled_step, 2, tries=3):
         assert result["equal"]
         assert "alltoall_base_" in result["issued"]
         assert any("allgather" in op for op in result["issued"])

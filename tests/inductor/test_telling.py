@@ -73,7 +73,7 @@ except Stop:
 
 def test_the_trace_log_of_torch_has_the_report(tmp_path: Path) -> None:
     environment = {**os.environ, "TORCH_TRACE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", _SCRIPT], check=True, env=environment, timeout=100)
+    subprocess.run([sys.executable, "-c", _SCRIPT], check=True, env=environment, timeout=300)
     [log] = tmp_path.glob("dedicated_log_torch_trace_*.log")
     text = log.read_text()
     head, _, rest = text.partition('"name": "overlap_core_report", "encoding": "json"')

@@ -1,4 +1,4 @@
-"""Comparing orders of collectives in memory: ranks take turns on one store, by a manual clock."""
+"""Comparing orders of collectives in memory: ranks take turns on one store, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.distributed import HashStore
 from overlap_core.errors import OverlapError
 from overlap_core.ranks.issue_order import Group, IssueOrder, stream_for, window_for
 from overlap_core.ranks.order_check import Divergence, OrderComparison, Stall
+
+from ..virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,10 +51,10 @@ class CountingStore:
 
 
 class Ranks:
-    """Some ranks of one job; `now_s` is the time."""
+    """Some ranks of one job."""
 
     def __init__(self, world_size: int, store: KeyValueStore | None = None, serial: int = 0):
-        self.now_s = 0.0
+        self.clock = VirtualClock()
         store = store or CountingStore()
         self.sides = [
             OrderComparison(
@@ -61,7 +63,7 @@ class Ranks:
                 serial=serial,
                 every=4,
                 deadline_s=DEADLINE_S,
-                clock=lambda: self.now_s,
+                clock=self.clock,
             )
             for rank in range(world_size)
         ]
@@ -192,30 +194,30 @@ def test_a_rank_that_stops_issuing_is_named_once_with_its_count() -> None:
     ranks.issue(0, on(PAIR, PAIR, PAIR, what="_allgather_base_ bfloat16[8]"))
     ranks.issue(1, on(PAIR, what="_allgather_base_ bfloat16[8]"))
     ranks.issue(1, on(Group((1, 2)), what="alltoall_base_ float32"))
-    for now_s in (0, DEADLINE_S - 1):
-        ranks.now_s = now_s
+    for seconds in (0, DEADLINE_S - 1):
+        ranks.clock.sleep(seconds)
         assert [one for one in ranks.poll(1, 0) if one.rank == 0] == []
-    ranks.now_s = DEADLINE_S
+    ranks.clock.sleep(1)
     (stall,) = (one for one in ranks.poll(1, 0) if one.rank == 0)
     assert str(stall) == (
         "rank 1 has issued 1 of 3 on group [0,1], and nothing in the last 10.0 s, while rank 0 is "
         "ahead; last: _allgather_base_ bfloat16[8] on [0,1]; last on any group: alltoall_base_ "
         "float32 on [1,2]; its process answers"
     )
-    ranks.now_s = 3 * DEADLINE_S
+    ranks.clock.sleep(2 * DEADLINE_S)
     assert [one for one in ranks.poll(0) if one.rank == 0] == []
 
 
 def test_a_slow_rank_is_not_a_stall_and_a_stall_is_not_an_end() -> None:
     ranks = Ranks(2)
     ranks.issue(0, on(PAIR) * 5)
-    for step in range(5):
-        ranks.now_s = step * 0.9 * DEADLINE_S
+    for _ in range(5):
+        ranks.clock.sleep(0.9 * DEADLINE_S)
         assert ranks.poll() == []
         ranks.issue(1, on(PAIR))
     ranks.issue(0, on(PAIR))
     for _ in range(3):
-        ranks.now_s += DEADLINE_S
+        ranks.clock.sleep(DEADLINE_S)
         ranks.poll()
     assert [type(one) for one in ranks.found] == [Stall]
     ranks.issue(1, on(PAIR))
@@ -226,7 +228,8 @@ def test_a_slow_rank_is_not_a_stall_and_a_stall_is_not_an_end() -> None:
 def test_a_rank_without_the_check_is_a_stall() -> None:
     ranks = Ranks(2)
     ranks.issue(0, on(PAIR))
-    for ranks.now_s in (0, DEADLINE_S):
+    for seconds in (0, DEADLINE_S):
+        ranks.clock.sleep(seconds)
         found = ranks.poll(0)
     (stall,) = found
     assert "rank 1 has issued 0 of 1 on group [0,1]" in str(stall)
@@ -248,7 +251,8 @@ def test_traffic_is_bounded() -> None:
     """A mesh of 4 x 4 x 4 and its planes, each group used, many different operations."""
     store = CountingStore()
     order = IssueOrder(0, every=1)
-    side = OrderComparison(store, 0, serial=0, every=1, deadline_s=1)
+    clock = VirtualClock()
+    side = OrderComparison(store, 0, serial=0, every=1, deadline_s=DEADLINE_S, clock=clock)
     strides = {"x": range(4), "y": range(0, 16, 4), "z": range(0, 64, 16)}
     groups = [Group(tuple(range(64)))]
     for size in (1, 2):

@@ -18,13 +18,13 @@ from overlap_core.ranks.plan_file import (
     with_agreement,
 )
 
-from .test_store import in_threads
+from ..virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER = {"torch": "2", "world_size": "3"}
-LONG_S = 60.0
+PATIENCE_S = 60.0
 
 
 def key(name: str = "f", groups: str = "g") -> GraphKey:
@@ -42,14 +42,14 @@ def file_of(*agreements: tuple[GraphKey, Agreement], name: str = "first") -> Pla
     return file
 
 
-def start(*files: PlanFile | None, patience_s: float = LONG_S) -> list[tuple[str, bool]]:
+def start(*files: PlanFile | None) -> list[tuple[str, bool]]:
     """Name and warmth on each rank."""
-    store = HashStore()
+    store, clock = HashStore(), VirtualClock()
 
     def one(file: PlanFile | None) -> tuple[PlanFile | None, bool]:
-        return agree_on_start(store, "start", len(files), file, HEADER, patience_s)
+        return agree_on_start(store, "start", len(files), file, HEADER, PATIENCE_S, clock)
 
-    results = in_threads([lambda file=file: one(file) for file in files])
+    results = clock.run([lambda file=file: one(file) for file in files])
     return [(result[0].name if result[0] else "", result[1]) for result in results]
 
 
@@ -87,16 +87,20 @@ def test_one_rank_with_another_file_makes_all_start_cold(other: PlanFile | None)
 
 
 def test_a_rank_without_a_file_waits_for_nobody() -> None:
-    file, warm = agree_on_start(HashStore(), "start", 3, None, HEADER, LONG_S)
+    clock = VirtualClock()
+    file, warm = agree_on_start(HashStore(), "start", 3, None, HEADER, PATIENCE_S, clock)
+    assert clock.now() == 0
     assert file is not None
     assert not warm
     assert not file.agreements
 
 
 def test_a_rank_that_does_not_come_makes_all_start_cold() -> None:
-    store, file = HashStore(), file_of((key(), agreed(0, 1)))
-    early = agree_on_start(store, "start", 2, file, HEADER, 0.05)
-    late = agree_on_start(store, "start", 2, file, HEADER, LONG_S)
+    store, file, clock = HashStore(), file_of((key(), agreed(0, 1))), VirtualClock()
+    early, late = (
+        agree_on_start(store, "start", 2, file, HEADER, PATIENCE_S, clock) for _ in range(2)
+    )
+    assert clock.now() > PATIENCE_S
     assert early == late
     assert not early[1]
 

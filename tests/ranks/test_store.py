@@ -1,13 +1,11 @@
 """Negotiation over torch's own stores, one thread a rank: agreement, and ranks that don't answer.
 
-The store tests hold no opinion on how long anything takes, only on who ends how.
+Time is virtual: it passes once all ranks wait.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -18,6 +16,7 @@ from overlap_core.pipeline import negotiate
 from overlap_core.ranks import Decide, Mode, Share, StoreExchange, run_in_memory
 
 from ..pipeline_views import same, skewed
+from ..virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from overlap_core.views import RankView
 
 T = TypeVar("T")
-LONG_S = 60.0
-SHORT_S = 0.3
+DEADLINE_S = 60.0
 
 StoreMaker = "Callable[[], KeyValueStore]"
 
@@ -47,31 +45,23 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     return lambda: TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
 
 
-def in_threads(calls: list[Callable[[], T]]) -> list[T | Exception]:
-    """The results of calls that run at once; an exception is a result."""
-    results: list[T | Exception] = [RuntimeError("the thread did not end")] * len(calls)
-
-    def run(index: int, call: Callable[[], T]) -> None:
-        try:
-            results[index] = call()
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=50)
-    return results
+@pytest.fixture
+def clock() -> VirtualClock:
+    """The time of all ranks of a test."""
+    return VirtualClock()
 
 
 def negotiator(
-    view: RankView, store: KeyValueStore, deadline_s: float = LONG_S, wrap: object = None
+    view: RankView,
+    store: KeyValueStore,
+    clock: VirtualClock,
+    wrap: object = None,
+    deadline_s: float = DEADLINE_S,
 ) -> Callable[[], RankOutcome]:
     """What one rank does, from scope to outcome, as the pass does it."""
 
     def run() -> RankOutcome:
-        exchange = StoreExchange(store, view.graph.rank, "graph 1", deadline_s)
+        exchange = StoreExchange(store, view.graph.rank, "graph 1", deadline_s, clock)
         try:
             found = exchange.find_scope([tuple(range(view.graph.world_size))])
             scope = found.ranks
@@ -104,12 +94,14 @@ def stop_after(requests: int) -> Callable[[Protocol[T]], Protocol[T]]:
     return wrap
 
 
-def test_ranks_agree_as_in_memory(make_store: Callable[[], KeyValueStore]) -> None:
+def test_ranks_agree_as_in_memory(
+    make_store: Callable[[], KeyValueStore], clock: VirtualClock
+) -> None:
     for views in (same(3), skewed({}, {"extra": 2}), skewed({}, {"gathers": 1}, {})):
         scope = tuple(range(len(views)))
         expected = run_in_memory([negotiate(view, scope) for view in views])
         store = make_store()
-        outcomes = in_threads([negotiator(view, store) for view in views])
+        outcomes = clock.run([negotiator(view, store, clock) for view in views])
         assert outcomes == list(expected)
         make_store = _fresh(make_store)
 
@@ -127,15 +119,17 @@ def _fresh(make_store: Callable[[], KeyValueStore]) -> Callable[[], KeyValueStor
 
 
 @pytest.mark.parametrize("requests", range(5))
-def test_a_rank_that_dies_at_any_step_leaves_the_others_of_one_mind(requests: int) -> None:
+def test_a_rank_that_dies_at_any_step_leaves_the_others_of_one_mind(
+    requests: int, clock: VirtualClock
+) -> None:
     """Of votes (digest and detail), proposals, commitments; with its commitment the rank is bound,
     and the others may go on without it.
     """
     views = skewed({}, {"extra": 2}, {"extra": 1})
     store = HashStore()
-    calls = [negotiator(view, store, SHORT_S) for view in views]
-    calls[1] = negotiator(views[1], store, SHORT_S, stop_after(requests))
-    first, dead, last = in_threads(calls)
+    calls = [negotiator(view, store, clock) for view in views]
+    calls[1] = negotiator(views[1], store, clock, stop_after(requests))
+    first, dead, last = clock.run(calls)
     assert isinstance(dead, StoppedError)
     assert not isinstance(first, Exception)
     assert not isinstance(last, Exception)
@@ -144,27 +138,27 @@ def test_a_rank_that_dies_at_any_step_leaves_the_others_of_one_mind(requests: in
     assert first.committed or "rank 1" in first.why
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
+def test_a_rank_that_never_comes_is_named(clock: VirtualClock) -> None:
     views = same(3)
     store = HashStore()
-    outcomes = in_threads([negotiator(view, store, SHORT_S) for view in views[:2]])
+    outcomes = clock.run([negotiator(view, store, clock) for view in views[:2]])
     for outcome in outcomes:
         assert isinstance(outcome, DeadlineError)
-        assert "rank 2 did not reach step 'scope' within 0.3 s; see deadline_s" in str(outcome)
+        assert "rank 2 did not reach step 'scope' within 60 s; see deadline_s" in str(outcome)
 
 
-def test_a_rank_that_gave_up_is_not_waited_for() -> None:
-    """With a deadline of an hour, this test would not end otherwise."""
+def test_a_rank_that_gave_up_is_not_waited_for(clock: VirtualClock) -> None:
     views = same(2)
     store = HashStore()
 
     def give_up() -> str:
-        exchange = StoreExchange(store, 1, "graph 1", LONG_S)
+        exchange = StoreExchange(store, 1, "graph 1", DEADLINE_S, clock)
         exchange.publish_scope([(0, 1)])
         exchange.leave()
         return "left"
 
-    outcome, _ = in_threads([negotiator(views[0], store, 3600), give_up])  # type: ignore[list-item]
+    outcome, _ = clock.run([negotiator(views[0], store, clock), give_up])  # type: ignore[list-item]
+    assert clock.now() < DEADLINE_S / 10
     assert not isinstance(outcome, Exception)
     assert not isinstance(outcome, str)
     assert (outcome.mode, outcome.why) == (
@@ -173,13 +167,13 @@ def test_a_rank_that_gave_up_is_not_waited_for() -> None:
     )
 
 
-def test_a_late_rank_hears_what_was_decided_without_it() -> None:
+def test_a_late_rank_hears_what_was_decided_without_it(clock: VirtualClock) -> None:
     views = same(2)
     store = HashStore()
-    late = StoreExchange(store, 1, "graph 1", LONG_S)
+    late = StoreExchange(store, 1, "graph 1", DEADLINE_S, clock)
     late.publish_scope([(0, 1)])
-    (early,) = in_threads([negotiator(views[0], store, SHORT_S)])
-    (outcome,) = in_threads([negotiator(views[1], store)])
+    (early,) = clock.run([negotiator(views[0], store, clock)])
+    (outcome,) = clock.run([negotiator(views[1], store, clock)])
     assert not isinstance(early, Exception)
     assert not isinstance(outcome, Exception)
     assert early.mode is outcome.mode is Mode.ABORT
@@ -187,23 +181,25 @@ def test_a_late_rank_hears_what_was_decided_without_it() -> None:
     assert "rank 1 did not reach step '0-1.2/vote/digest'" in early.why
 
 
-def test_the_first_decision_stands(make_store: Callable[[], KeyValueStore]) -> None:
+def test_the_first_decision_stands(
+    make_store: Callable[[], KeyValueStore], clock: VirtualClock
+) -> None:
     def decide(wish: bytes) -> Protocol[bytes]:
         return (yield Decide("decision", wish))[0]
 
     def run(rank: int) -> bytes:
-        exchange = StoreExchange(make_store(), rank, "graph 1", LONG_S)
+        exchange = StoreExchange(make_store(), rank, "graph 1", DEADLINE_S, clock)
         return exchange.run(decide(f"rank {rank}".encode()), (0, 1))
 
-    results = in_threads([lambda rank=rank: run(rank) for rank in range(2)])
+    results = clock.run([lambda rank=rank: run(rank) for rank in range(2)])
     assert results[0] == results[1]
     assert results[0] in (b"rank 0", b"rank 1")
 
 
-def test_a_peer_that_knows_nothing_of_this_rank_is_named() -> None:
+def test_a_peer_that_knows_nothing_of_this_rank_is_named(clock: VirtualClock) -> None:
     store = HashStore()
-    StoreExchange(store, 1, "graph 1", LONG_S).publish_scope(())
-    exchange = StoreExchange(store, 0, "graph 1", LONG_S)
+    StoreExchange(store, 1, "graph 1", DEADLINE_S, clock).publish_scope(())
+    exchange = StoreExchange(store, 0, "graph 1", DEADLINE_S, clock)
     found = exchange.find_scope([(0, 1)])
     assert found.ranks == (0, 1)
     assert found.why.startswith(
@@ -211,60 +207,62 @@ def test_a_peer_that_knows_nothing_of_this_rank_is_named() -> None:
     )
 
 
-def test_a_scope_reaches_as_far_as_groups_do() -> None:
+def test_a_scope_reaches_as_far_as_groups_do(clock: VirtualClock) -> None:
     store = HashStore()
     groups = {0: [(0, 1)], 1: [(0, 1), (1, 3)], 2: [(2,)], 3: [(1, 3)]}
-    exchanges = {rank: StoreExchange(store, rank, "graph 1", LONG_S) for rank in groups}
+    exchanges = {rank: StoreExchange(store, rank, "graph 1", DEADLINE_S, clock) for rank in groups}
     calls = [lambda rank=rank: exchanges[rank].find_scope(groups[rank]) for rank in groups]
-    found = in_threads(calls)
+    found = clock.run(calls)
     assert [one.ranks for one in found] == [(0, 1, 3), (0, 1, 3), (2,), (0, 1, 3)]
     assert not any(one.why for one in found)
 
 
-def test_what_one_rank_saw_communicating_all_ranks_hear() -> None:
+def test_what_one_rank_saw_communicating_all_ranks_hear(clock: VirtualClock) -> None:
     store = HashStore()
-    exchanges = [StoreExchange(store, rank, "graph 1", LONG_S) for rank in range(2)]
+    exchanges = [StoreExchange(store, rank, "graph 1", DEADLINE_S, clock) for rank in range(2)]
     saw: list[tuple[str, ...]] = [("lib::dispatch", "lib::attn"), ()]
     calls = [lambda rank=rank: exchanges[rank].find_scope([(0, 1)], saw[rank]) for rank in (0, 1)]
-    assert [one.seen for one in in_threads(calls)] == [("lib::attn", "lib::dispatch")] * 2
+    assert [one.seen for one in clock.run(calls)] == [("lib::attn", "lib::dispatch")] * 2
 
 
-def test_two_graphs_do_not_meet() -> None:
+def test_two_graphs_do_not_meet(clock: VirtualClock) -> None:
     store = HashStore()
-    StoreExchange(store, 1, "graph 1", LONG_S).publish_scope([(0, 1)])
+    StoreExchange(store, 1, "graph 1", DEADLINE_S, clock).publish_scope([(0, 1)])
     with pytest.raises(DeadlineError, match="rank 1 did not reach step 'scope'"):
-        StoreExchange(store, 0, "graph 2", 0.05).find_scope([(0, 1)])
+        StoreExchange(store, 0, "graph 2", DEADLINE_S, clock).find_scope([(0, 1)])
 
 
-def test_waiting_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    times = itertools.count(0, 9)
-    exchange = StoreExchange(HashStore(), 0, "graph 1", LONG_S, clock=lambda: float(next(times)))
+def test_waiting_long_is_said(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
+    exchange = StoreExchange(HashStore(), 0, "graph 1", DEADLINE_S, clock)
     with pytest.raises(DeadlineError):
         exchange.find_scope([(0, 1)])
     assert "rank 0 waits for rank 1 at step 'scope', at most" in caplog.text
 
 
-def test_ranks_that_wait_for_each_other_in_two_places_give_up_before_the_deadline() -> None:
+def test_ranks_that_wait_for_each_other_in_two_places_give_up_before_the_deadline(
+    clock: VirtualClock,
+) -> None:
     """Two functions, compiled in another order on one rank."""
     store = HashStore()
-    exchanges = [StoreExchange(store, rank, f"graph {rank}", LONG_S) for rank in range(2)]
-    start = time.monotonic()
+    exchanges = [
+        StoreExchange(store, rank, f"graph {rank}", DEADLINE_S, clock) for rank in range(2)
+    ]
     calls = [lambda e=exchange: e.find_scope([(0, 1)]) for exchange in exchanges]
-    said = [str(error) for error in in_threads(calls)]
-    assert time.monotonic() - start < LONG_S / 2
+    said = [str(error) for error in clock.run(calls)]
+    assert clock.now() < DEADLINE_S / 2
     assert any("rank 1 will not come: rank 1 waits for others at 'graph 1'" in one for one in said)
 
 
 @pytest.mark.parametrize("members", [(0,), (0, 3), (0, 1, 2, 3, 4), (1, 4, 7, 10), (0, 1, 2, 4)])
-def test_a_group_of_any_shape_is_understood(members: tuple[int, ...]) -> None:
+def test_a_group_of_any_shape_is_understood(members: tuple[int, ...], clock: VirtualClock) -> None:
     store = HashStore()
     calls = [
-        lambda rank=rank: StoreExchange(store, rank, "graph 1", LONG_S).find_scope(
+        lambda rank=rank: StoreExchange(store, rank, "graph 1", DEADLINE_S, clock).find_scope(
             [members] if rank % 2 else [members, (rank,)]
         )
         for rank in members
     ]
-    assert {one.ranks for one in in_threads(calls)} == {members}
+    assert {one.ranks for one in clock.run(calls)} == {members}
 
 
 class FailingStore:
@@ -293,16 +291,19 @@ class FailingStore:
 @pytest.mark.parametrize("forever", [False, True])
 @pytest.mark.parametrize("views", [same(2), skewed({}, {"extra": 2})], ids=["equal", "unequal"])
 def test_ranks_end_alike_wherever_the_store_fails(
-    monkeypatch: pytest.MonkeyPatch, views: tuple[RankView, ...], forever: bool
+    clock: VirtualClock, views: tuple[RankView, ...], forever: bool
 ) -> None:
     """Or the rank that cannot learn what was decided says so, and compiles no order."""
-    monkeypatch.setattr("overlap_core.ranks.store._DECIDE_PAUSES_S", (0.001,))
     endings = set()
     for at in range(1, 200):
         shared = HashStore()
         failing = FailingStore(shared, at, forever=forever)
-        first, second = in_threads(
-            [negotiator(views[0], failing, 0.2), negotiator(views[1], shared, 0.2)]  # type: ignore[arg-type]
+        stores = (failing, shared)
+        first, second = clock.run(
+            [
+                negotiator(view, store, clock, deadline_s=10)  # type: ignore[arg-type]
+                for view, store in zip(views, stores, strict=True)
+            ]
         )
         # What else raises, raises before the first vote, and leads to program order.
         committed = [not isinstance(end, Exception) and end.committed for end in (first, second)]

@@ -59,7 +59,7 @@ def test_reshard_after_forward_gathers_again_in_backward(
     n_parameters = TransformerConfig(**ONE_BLOCK).n_parameters
     # All but the first: nobody asks for the gradient of the model's input.
     again = n_parameters - 1 if reshard_after_forward else 0
-    counts = pooled_ranks(gathers_of_a_step, 2, reshard_after_forward, deadline_s=120, tries=3)
+    counts = pooled_ranks(gathers_of_a_step, 2, reshard_after_forward, tries=3)
     assert counts == [(n_parameters + again, n_parameters)] * 2
 
 
@@ -105,7 +105,7 @@ def nodes_seen(
 @pytest.mark.parametrize("modulation", [False, True])
 def test_every_parameter_is_one_gather(modulation: bool, pooled_ranks: RunRanks) -> None:
     config = TransformerConfig(**{**ONE_BLOCK, "n_blocks": 2}, modulation=modulation)
-    per_rank = pooled_ranks(nodes_seen, 2, config, [8, 8], False, deadline_s=120, tries=3)
+    per_rank = pooled_ranks(nodes_seen, 2, config, [8, 8], False, tries=3)
     for seen in per_rank:
         ops = [op for op, _ in seen]
         assert ops.count(GATHER) == config.n_parameters
@@ -115,7 +115,7 @@ def test_every_parameter_is_one_gather(modulation: bool, pooled_ranks: RunRanks)
 
 def test_symbol_names_differ_between_ranks(pooled_ranks: RunRanks) -> None:
     config = TransformerConfig(**ONE_BLOCK, opaque_attention=False)
-    per_rank = pooled_ranks(nodes_seen, 2, config, [24, 23], True, deadline_s=120, tries=3)
+    per_rank = pooled_ranks(nodes_seen, 2, config, [24, 23], True, tries=3)
     for rank, seen in enumerate(per_rank):
         print(
             f"rank {rank}:",
@@ -158,7 +158,7 @@ def step(rank: int, world: int) -> tuple[list[Any], int]:
 def test_recorder_sees_compiled_code_and_opaque_ops_alike_on_all_ranks(
     pooled_ranks: RunRanks,
 ) -> None:
-    (first, n_parameters), (second, _) = pooled_ranks(step, 2, deadline_s=150, pg_timeout_s=120)
+    (first, n_parameters), (second, _) = pooled_ranks(step, 2, pg_timeout_s=120)
     assert first == second
     ops = [seen.op for seen in first]
     assert ops.count("alltoall_base_") == 4

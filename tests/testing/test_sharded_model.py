@@ -66,7 +66,7 @@ def test_equals_the_plain_model(
     lengths: list[int], reshard_after_forward: bool, pooled_ranks: RunRanks
 ) -> None:
     kwargs = {"reshard_after_forward": reshard_after_forward}
-    counts = pooled_ranks(model_against_plain, len(lengths), lengths, kwargs, deadline_s=90)
+    counts = pooled_ranks(model_against_plain, len(lengths), lengths, kwargs)
     n_parameters = 2 * 9 + 3
     assert counts == [2 * n_parameters + 2 * 4] * len(lengths)
 
@@ -91,7 +91,7 @@ def attention_against_sdpa(rank: int, world: int, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("lengths", [[6], [4, 4], [5, 2], [3, 1, 0, 4]])
 def test_attention_op_equals_plain_attention(lengths: list[int], pooled_ranks: RunRanks) -> None:
-    pooled_ranks(attention_against_sdpa, len(lengths), lengths, deadline_s=60)
+    pooled_ranks(attention_against_sdpa, len(lengths), lengths)
 
 
 def op_check(rank: int, world: int) -> None:
@@ -103,7 +103,7 @@ def op_check(rank: int, world: int) -> None:
 
 
 def test_attention_op_is_a_well_formed_custom_op(pooled_ranks: RunRanks) -> None:
-    pooled_ranks(op_check, 2, deadline_s=60, tries=3)
+    pooled_ranks(op_check, 2, tries=3)
 
 
 class Tied(nn.Module):
@@ -140,7 +140,7 @@ def tied_uneven_and_scalar(rank: int, world: int) -> None:
 
 
 def test_tied_uneven_and_scalar_parameters(pooled_ranks: RunRanks) -> None:
-    pooled_ranks(tied_uneven_and_scalar, 2, deadline_s=60, tries=3)
+    pooled_ranks(tied_uneven_and_scalar, 2, tries=3)
 
 
 def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]:
@@ -156,7 +156,7 @@ def param_dtype(rank: int, world: int) -> tuple[str, str, list[tuple[str, ...]]]
 def test_parameters_are_cast_before_the_gather(pooled_ranks: RunRanks) -> None:
     half = ("bfloat16", "bfloat16")
     expected = ("torch.bfloat16", "torch.float32", [half, half])
-    assert pooled_ranks(param_dtype, 2, deadline_s=60, tries=3) == [expected, expected]
+    assert pooled_ranks(param_dtype, 2, tries=3) == [expected, expected]
 
 
 def unequal_state(rank: int, world: int) -> str:
@@ -167,7 +167,7 @@ def unequal_state(rank: int, world: int) -> str:
 
 
 def test_unequal_states_are_refused_on_every_rank(pooled_ranks: RunRanks) -> None:
-    messages = pooled_ranks(unequal_state, 2, deadline_s=60, tries=3)
+    messages = pooled_ranks(unequal_state, 2, tries=3)
     assert messages[0].startswith("the full parameters on ranks [1] differ from those on rank 0")
     assert len(set(messages)) == 1
 
@@ -188,6 +188,6 @@ def diverging(rank: int, world: int, diverge: Diverge) -> tuple[int, list[object
 def test_diverging_ranks_agree_on_what_they_share(
     diverge: Diverge, extra: int, pooled_ranks: RunRanks
 ) -> None:
-    first, last = pooled_ranks(diverging, 2, diverge, deadline_s=60, tries=3)
+    first, last = pooled_ranks(diverging, 2, diverge, tries=3)
     assert last[0] - first[0] == extra
     assert first[1:] == last[1:]

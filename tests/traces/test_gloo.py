@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ranks
 
 _STEPS = 3
 _LAYERS = 2
@@ -50,7 +50,7 @@ def record(rank: int, world: int, folder: str, coalesce: int | str = "auto") -> 
 def test_the_host_is_blocked_in_the_waits_of_a_real_trace(
     tmp_path: Path, pooled_ranks: RunRanks
 ) -> None:
-    pooled_ranks(record, 2, str(tmp_path), deadline_s=180, tries=3)
+    pooled_ranks(record, 2, str(tmp_path), tries=3)
     for rank in range(2):
         report = load_report(tmp_path / f"report{rank}.json")
         found = measure_gathers(load_trace(tmp_path / f"trace{rank}.json"), [report])
@@ -63,7 +63,7 @@ def test_the_host_is_blocked_in_the_waits_of_a_real_trace(
 def test_waits_for_coalesced_calls_are_in_a_real_trace(
     tmp_path: Path, pooled_ranks: RunRanks
 ) -> None:
-    pooled_ranks(record, 2, str(tmp_path), 1 << 20, deadline_s=180, tries=3)
+    pooled_ranks(record, 2, str(tmp_path), 1 << 20, tries=3)
     for rank in range(2):
         report = load_report(tmp_path / f"report{rank}.json")
         assert report.coalesced

@@ -43,7 +43,6 @@ def follow_console(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
 def test_the_blocks_of_the_page_run(tmp_path: Path) -> None:
     kinds = []
     for block in blocks_of(PAGE):

@@ -70,7 +70,7 @@ def both(rank: int, world_size: int) -> Pairs:
 
 @pytest.fixture(scope="module")
 def computed() -> list[Pairs]:
-    return run_ranks(both, 2, deadline_s=100)
+    return run_ranks(both, 2, deadline_s=300)
 
 
 def test_attention_is_that_of_the_whole_sequence_without_padding(computed: list[Pairs]) -> None:

@@ -48,7 +48,7 @@ def test_it_is_installed(host: PluginHost) -> None:
 
 def test_listing_it_does_not_load_torch() -> None:
     program = "import sys, overlap_cp_attention; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_a_name_that_is_not_there() -> None:
@@ -229,7 +229,6 @@ def test_empty_blocks_do_not_end_the_process() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(450)
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)

@@ -110,7 +110,8 @@ def run_case(rank: int, world_size: int, case: Case) -> Seen:
         return results, tuple(recorder.shared())
 
     expected, before = run({"fx_graph_cache": False})
-    results, after = run(oc.inductor_options(oc.OverlapConfig(deadline_s=120)))
+    config = oc.OverlapConfig(deadline_s=300, recompile_deadline_s=300)
+    results, after = run(oc.inductor_options(config))
     reports = oc.reports()
     costs: dict[str, tuple[int | None, int | None, str, str]] = {}
     for report in reports:

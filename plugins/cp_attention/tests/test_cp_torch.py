@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import overlap_core as oc
 from overlap_core.testing import run_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ranks
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
@@ -57,7 +57,9 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def look(fn: Any, *args: torch.Tensor) -> Seen:
     torch.compiler.reset()
-    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", deadline_s=60))
+    options = oc.inductor_options(
+        oc.OverlapConfig(costs="analytical", deadline_s=300, recompile_deadline_s=300)
+    )
 
     def stop(snodes: list[Any]) -> list[Any]:
         raise Stop
@@ -109,7 +111,7 @@ def results() -> list[dict[str, Seen]]:
     # In new processes: torch's context parallelism changes its own dispatch for good.
     # Coverage is of the core, whose own tests reach what this does, and slows a compile down.
     env = {"COVERAGE_PROCESS_CONFIG": ""}
-    return run_ranks(trace, 2, deadline_s=250, env=env, tries=3)
+    return run_ranks(trace, 2, deadline_s=300, env=env, tries=3)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_it_is_installed() -> None:
 
 def test_listing_it_does_not_load_torch() -> None:
     program = "import sys, overlap_ep_moe; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_every_public_name_loads() -> None:

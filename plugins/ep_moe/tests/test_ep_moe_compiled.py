@@ -121,7 +121,7 @@ def run_case(rank: int, world_size: int, name: str) -> Seen:
     with torch.no_grad():
         eager = model(x)
     expected, expected_gradients, before = run({"fx_graph_cache": False})
-    config = oc.OverlapConfig(costs=case.costs, deadline_s=60)
+    config = oc.OverlapConfig(costs=case.costs, deadline_s=300, recompile_deadline_s=300)
     out, gradients, after = run(oc.inductor_options(config))
     return seen_of(expected, expected_gradients, before, out, gradients, after, eager)
 
@@ -250,7 +250,6 @@ def cold_start(folder: Path) -> dict[str, str]:
     return {"OVERLAP_CORE_PLAN_DIR": tempfile.mkdtemp(dir=folder), "COVERAGE_PROCESS_CONFIG": ""}
 
 
-@pytest.mark.timeout(300)
 def test_the_readme_example_runs(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.DOTALL | re.MULTILINE)

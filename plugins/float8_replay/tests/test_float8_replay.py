@@ -73,7 +73,7 @@ def test_it_is_installed() -> None:
 
 def test_listing_it_does_not_load_torch() -> None:
     program = "import sys, overlap_float8_replay; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_this_torch_has_the_usual_dtypes() -> None:
@@ -257,4 +257,4 @@ def test_the_examples_of_the_readme_run() -> None:
     _, *blocks = readme.split("```python\n")
     assert blocks
     for block in blocks:
-        subprocess.run([sys.executable, "-c", block.partition("```")[0]], check=True, timeout=100)
+        subprocess.run([sys.executable, "-c", block.partition("```")[0]], check=True, timeout=300)
