@@ -17,7 +17,7 @@ from overlap_core.testing import CollectiveRecorder, shard_module
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 CALL = "allgather_into_tensor_coalesced_"
 OUT = {"even": 32, "uneven": 30}

@@ -26,7 +26,7 @@ from overlap_core.testing import (
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 LENGTHS = [1024, 1152]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
+from overlap_core.inductor.groups import default_store
 from overlap_core.testing import shard_module
 
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ranks
 
 
 def step(rank: int, world_size: int) -> list[dict[str, Any]]:
@@ -24,10 +24,13 @@ def step(rank: int, world_size: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(3)]
     model = shard_module(torch.nn.Sequential(*layers), mesh, reshard_after_forward=True)
-    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", deadline_s=60))
+    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", deadline_s=300))
     loss = torch.compile(model, fullgraph=True, options=options)(torch.ones(32, 64)).sum()
-    if rank == 1:
-        time.sleep(5)
+    store = default_store()
+    if rank == 0:
+        store.set("rank 0 comes to backward", "1")
+    else:
+        store.get("rank 0 comes to backward")  # waits for it
         torch.compile(lambda x: x.sin(), options=options)(torch.ones(4))
     loss.backward()
     return [

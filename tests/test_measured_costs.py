@@ -22,7 +22,7 @@ from overlap_core.testing import CollectiveRecorder
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
 TALKS = "overlap_cost_tests::talks"
@@ -108,7 +108,9 @@ class Seen:
 def compile_and_look(fn: Any, *args: Any, dynamic: bool | None = None, **config: Any) -> Seen:
     before = len(oc.reports())
     torch.compiler.reset()
-    options = oc.inductor_options(oc.OverlapConfig(deadline_s=60, warm_start=False, **config))
+    options = oc.inductor_options(
+        oc.OverlapConfig(deadline_s=300, recompile_deadline_s=300, warm_start=False, **config)
+    )
 
     def stop(snodes: list[Any]) -> list[Any]:
         raise Stop
@@ -258,7 +260,7 @@ def faults(rank: int, world_size: int) -> tuple[Seen, ...]:
         y = functional.all_reduce(x @ gather(w), "sum", dist.group.WORLD)
         return torch.sin(y) @ gather(v)
 
-    config = oc.OverlapConfig(deadline_s=60)
+    config = oc.OverlapConfig(deadline_s=300)
     slow = OverlapPass(config, PluginHost.discover(config, plugins=[SlowOnOne()]))
 
     def stop(snodes: list[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from overlap_core.testing import (
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 EXPECTED: dict[Diverge, str] = {
     "none": "identical",
@@ -102,7 +102,7 @@ def run_case(rank: int, world_size: int, case: Case) -> Seen:
     # torch's caches on disk can give one rank an artifact with the group names of another.
     expected, expected_gradients, before = run(options={"fx_graph_cache": False})
     # Estimated costs are the same each time; measured ones have tests of their own.
-    config = oc.OverlapConfig(costs="analytical")
+    config = oc.OverlapConfig(costs="analytical", recompile_deadline_s=300)
     result, gradients, after = run(options=oc.inductor_options(config))
     reports = oc.reports()
     return Seen(

@@ -258,7 +258,7 @@ def test_a_check_that_cannot_be_counted_does_not_start(monkeypatch: pytest.Monke
         patched.setattr(order_check, "_next_serial", fail)
         with pytest.raises(OverlapError, match="store does not answer: connection lost"):
             oc.check_collective_order().start()
-    with oc.check_collective_order(deadline_s=1) as check:
+    with oc.check_collective_order(deadline_s=60) as check:
         assert check.recording
 
 

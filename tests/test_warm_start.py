@@ -1,7 +1,7 @@
 """The second start of a job: what was agreed and compiled before is used, by all ranks or by none.
 
-A start is two new processes, but for plans that are damaged: there, processes forget what is not
-on disk. Every rank has Inductor caches of its own, as on two machines.
+A start is two new processes where compiled code is loaded; elsewhere living ranks, which forget
+what is not on disk. Every rank has Inductor caches of its own, as on two machines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,9 @@ from overlap_core.testing import host_with, run_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+    from overlap_core.testing import RunRanks
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 
 def gather(shard: torch.Tensor) -> torch.Tensor:
@@ -52,7 +53,6 @@ def job(rank: int, world_size: int, folder: str, config: dict[str, Any]) -> dict
     torch.manual_seed(0)
     weights = [torch.randn(32, 64)[rank::world_size].contiguous() for _ in range(2)]
     weights = [weight[:, :32].contiguous() for weight in weights]
-    start = time.monotonic()
     with torch.no_grad():
         outputs = [float(compiled(torch.ones(rows, 32), *weights).sum()) for rows in (8, 24)]
     return {
@@ -61,19 +61,22 @@ def job(rank: int, world_size: int, folder: str, config: dict[str, Any]) -> dict
         "reports": [(str(r.mode), r.why, r.hoisted, list(r.order)) for r in oc.reports()],
         "calls": [[len(call.launches) for call in r.coalesced] for r in oc.reports()],
         "alone": [any("compiled alone" in note for note in r.notes) for r in oc.reports()],
-        "seconds": time.monotonic() - start,
     }
 
 
-def start(folder: Path, world_size: int = 2, **config: Any) -> list[dict[str, Any]]:
-    return run_ranks(job, world_size, str(folder), config, deadline_s=300, tries=3)
+def start(
+    folder: Path, run: RunRanks = run_ranks, world_size: int = 2, **config: Any
+) -> list[dict[str, Any]]:
+    return run(job, world_size, str(folder), config, deadline_s=500, tries=3)
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def first(
+    tmp_path_factory: pytest.TempPathFactory, pooled_ranks: RunRanks
+) -> tuple[Path, list[dict[str, Any]]]:
     """A job that ran once, and what it saw."""
     folder = tmp_path_factory.mktemp("job")
-    return folder, start(folder)
+    return folder, start(folder, pooled_ranks)
 
 
 @pytest.fixture
@@ -123,11 +126,13 @@ def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, fi
     assert miss["outputs"] == hit["outputs"]
 
 
-def test_calls_are_loaded_beside_a_rank_that_compiles_them(tmp_path: Path) -> None:
-    before = start(tmp_path, coalesce=1 << 20)
+def test_calls_are_loaded_beside_a_rank_that_compiles_them(
+    tmp_path: Path, pooled_ranks: RunRanks
+) -> None:
+    before = start(tmp_path, pooled_ranks, coalesce=1 << 20)
     for cache in ("fxgraph", "aotautograd"):
         shutil.rmtree(tmp_path / "cache1" / cache)
-    hit, miss = start(tmp_path, coalesce=1 << 20)
+    hit, miss = start(tmp_path, pooled_ranks, coalesce=1 << 20)
     assert (hit["hits"], miss["hits"]) == (2, 0)
     assert miss["calls"] == hit["calls"] == before[0]["calls"] == [[2], [2]]
     assert miss["reports"] == hit["reports"] == before[0]["reports"]
@@ -171,8 +176,10 @@ def jobs_after_damage(rank: int, world_size: int, folder: str, kept: str) -> dic
     return found
 
 
-def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, kept: Path) -> None:
-    ranks = run_ranks(jobs_after_damage, 2, str(folder), str(kept), deadline_s=300, tries=3)
+def test_a_rank_with_another_plan_makes_all_ranks_start_anew(
+    folder: Path, kept: Path, pooled_ranks: RunRanks
+) -> None:
+    ranks = pooled_ranks(jobs_after_damage, 2, str(folder), str(kept), deadline_s=500, tries=3)
     for found in ranks:
         for how in DAMAGE:
             assert found[how]["hits"] == 0, how
@@ -181,14 +188,14 @@ def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, kept:
         assert found["none"]["hits"] == 2
 
 
-def test_another_configuration_is_another_job(folder: Path) -> None:
-    for rank in start(folder, slack_ns=1):
+def test_another_configuration_is_another_job(folder: Path, pooled_ranks: RunRanks) -> None:
+    for rank in start(folder, pooled_ranks, slack_ns=1):
         assert rank["hits"] == 0
         assert rank["alone"] == [False, True]
 
 
-def test_a_world_of_another_size_is_another_job(folder: Path) -> None:
-    for rank in start(folder, world_size=1):
+def test_a_world_of_another_size_is_another_job(folder: Path, pooled_ranks: RunRanks) -> None:
+    for rank in start(folder, pooled_ranks, world_size=1):
         assert rank["hits"] == 0
 
 
@@ -202,10 +209,10 @@ def test_an_edited_plugin_is_another_job(tmp_path: Path) -> None:
     assert any(file.endswith("overlap_mode_ladders/_ladders.py") for file in files)
 
 
-def test_without_warm_starts_nothing_is_kept(folder: Path) -> None:
+def test_without_warm_starts_nothing_is_kept(folder: Path, pooled_ranks: RunRanks) -> None:
     before = {path: path.read_bytes() for path in plans(folder)}
     for _ in range(2):
-        for rank in start(folder, warm_start=False):
+        for rank in start(folder, pooled_ranks, warm_start=False):
             assert rank["hits"] == 0
             assert rank["alone"] == [False, True]
     assert {path: path.read_bytes() for path in plans(folder)} == before

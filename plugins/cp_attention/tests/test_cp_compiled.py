@@ -18,7 +18,7 @@ from overlap_core.testing import CollectiveRecorder, shard_module
 if TYPE_CHECKING:
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1500)]
 
 OPS = {
     f"overlap_cp.{kind}_attention{way}" for kind in ("ulysses", "ring") for way in ("", "_backward")
