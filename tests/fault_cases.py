@@ -1,7 +1,6 @@
 """What a rank does in each case of the fault matrix.
 
-All cases run one after another in the same processes, each with a function of its own, and end
-behind the pass, before code generation: only the order matters.
+A case ends behind the pass, before code generation: only the order matters.
 """
 
 from __future__ import annotations
@@ -14,21 +13,26 @@ import torch
 import torch.distributed as dist
 
 from overlap_core import OverlapConfig
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.host import PluginHost
 from overlap_core.inductor import records
+from overlap_core.inductor.groups import default_store
 from overlap_core.inductor.install import _compose, _watch_compiles
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.ranks import StoreExchange
 
 from .pipeline_views import Failing
+from .virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CASES", "HOOKS", "STEPS", "play"]
+__all__ = ["CASES", "HOOKS", "ON_FOUR_RANKS", "STEPS", "play"]
 
 PASSES = "reorder_for_compute_comm_overlap_passes"
-LONG_S, SHORT_S = 60.0, 1.5
+LONG_S, SHORT_S = 300.0, 1.5
+"""A limit for peers that come, however busy the machine is, and one for those that never do."""
+PLUGIN_S = 60.0
 HOOKS = (
     "overlap_classify_node",
     "overlap_measure_cost",
@@ -86,12 +90,23 @@ def order_of(
     fn: Callable[..., Any],
     *args: Any,
     plugins: tuple[object, ...] = (),
+    clock: Clock = REAL_CLOCK,
+    alone: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Compile up to the pass; what became of the graph, and how long it took."""
-    values = {"costs": "analytical", "deadline_s": LONG_S, "recompile_deadline_s": SHORT_S}
+    """Compile up to the pass; what became of the graph, and how long it took.
+
+    Args:
+        fn, args: what is compiled.
+        plugins: beside the installed ones.
+        clock: by which the time of hooks is taken.
+        alone: no peer comes, so every deadline passes at once.
+        settings: of the configuration.
+    """
+    values = {"costs": "analytical", "deadline_s": LONG_S, "recompile_deadline_s": LONG_S}
     config = OverlapConfig(**{**values, **settings})
-    overlap = OverlapPass(config, PluginHost.discover(config, plugins=plugins))
+    host = PluginHost.discover(config, plugins=plugins, clock=clock)
+    overlap = OverlapPass(config, host, VirtualClock() if alone else REAL_CLOCK)
     options = _compose(overlap, {})
     _watch_compiles()
     options[PASSES].append(_stop)
@@ -169,7 +184,7 @@ def alone_after_with_another_skeleton(rank: int) -> list[Any]:
     fn, more = function("alone_other"), function("alone_other", "x = reduce(x)")
     result = [order_of(fn, *inputs())]
     if rank == 1:
-        result.append(order_of(more, *inputs()))
+        result.append(order_of(more, *inputs(), alone=True))
     dist.barrier()
     return [
         *result,
@@ -180,14 +195,23 @@ def alone_after_with_another_skeleton(rank: int) -> list[Any]:
 def alone_before(rank: int) -> list[Any]:
     """One rank compiles something else under the same name before all compile the same."""
     first = [order_of(function("alone_before", "x = reduce(x)"), *inputs())] if rank == 1 else []
-    return [*first, order_of(function("alone_before"), *inputs())]
+    return [*first, order_of(function("alone_before"), *inputs(), alone=rank == 1)]
 
 
 def blocks(rank: int) -> list[Any]:
     """A plugin that doesn't return on one rank."""
-    plugin = Failing("overlap_classify_node", active=rank == 1, wait_s=30.0)
-    settings = {"mode_ladder": "careful", "plugin_timeout_s": 0.5}
-    return [order_of(function("blocks"), *inputs(), plugins=(plugin,), **settings)]
+    clock, end = VirtualClock() if rank == 1 else REAL_CLOCK, threading.Event()
+
+    def wait() -> None:
+        clock.sleep(PLUGIN_S + 1)
+        end.wait()
+
+    plugin = Failing("overlap_classify_node", active=rank == 1, wait=wait)
+    settings = {"mode_ladder": "careful", "plugin_timeout_s": PLUGIN_S}
+    try:
+        return [order_of(function("blocks"), *inputs(), plugins=(plugin,), clock=clock, **settings)]
+    finally:
+        end.set()
 
 
 def stages(rank: int) -> list[Any]:
@@ -203,16 +227,20 @@ def stages(rank: int) -> list[Any]:
 
 
 def late(rank: int) -> list[Any]:
-    """Later than ranks wait where the deadline is short."""
+    """One rank comes after its peers have begun to wait."""
     if rank == 1:
-        time.sleep(4 * SHORT_S)
+        while not default_store().check(["overlap_core/waiting/0"]):
+            time.sleep(0.05)
     return [order_of(function("late"), *inputs())]
 
 
 def too_late(rank: int) -> list[Any]:
+    """One rank comes after its peers have given up."""
     if rank == 1:
-        time.sleep(3 * SHORT_S)
-    return [order_of(function("too_late"), *inputs(), deadline_s=SHORT_S)]
+        default_store().get("gave up")  # waits for it
+    result = [order_of(function("too_late"), *inputs(), deadline_s=SHORT_S)]
+    default_store().set("gave up", "1")
+    return result
 
 
 def other_order(rank: int) -> list[Any]:
@@ -228,17 +256,20 @@ def threads(rank: int) -> list[Any]:
     """Two graphs at the same time; each meets its own peers."""
     found: dict[str, Any] = {}
     ready = threading.Lock()
+    names = ["thread_f", "thread_g"]
+    begun = {name: threading.Event() for name in names}
 
     def one(name: str) -> None:
         # Dynamo compiles one frame at a time; the lock keeps the records apart.
         with ready:
+            begun[name].set()
             found[name] = order_of(function(name), *inputs())
 
-    names = ["thread_f", "thread_g"]
     workers = [threading.Thread(target=one, args=(name,)) for name in names]
-    for worker in workers:
+    for worker, name in zip(workers, names, strict=True):
         worker.start()
-        time.sleep(0.1)
+        if name == names[0]:
+            begun[name].wait()
     for worker in workers:
         worker.join()
     return [found[name] for name in names]
@@ -318,12 +349,22 @@ CASES |= {
     for before in (True, False)
 }
 CASES["late"] = late
+ON_FOUR_RANKS = (
+    "compute_differs",
+    "no_gather",
+    "alone_after",
+    "alone_after_with_another_skeleton",
+    "blocks",
+    "stages",
+    "raises in overlap_adjust_plan",
+    "dies before step 2",
+    "dies after step 4",
+)
+"""A quarter of the cases; two ranks are enough for what the others show."""
 
 
-def play(rank: int, world_size: int, names: list[str]) -> dict[str, list[Any]]:
-    """Run the cases in order; ranks meet in between, as a job's steps would make them."""
-    results = {}
-    for name in names:
-        results[name] = CASES[name](rank)
-        dist.barrier()
-    return results
+def play(rank: int, world_size: int, name: str) -> list[Any]:
+    """Run one case; ranks meet behind it, as a job's next step would make them."""
+    result = CASES[name](rank)
+    dist.barrier()
+    return result

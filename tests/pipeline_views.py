@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -15,7 +14,7 @@ from overlap_core.views import RankView, prepare
 from .small_graphs import gather, graph_of, mm, on_ranks, reduce_scatter, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from overlap_core import OverlapGraph
 
@@ -80,12 +79,14 @@ class Failing:
 
     overlap_plugin_name = "failing"
 
-    def __init__(self, hook: str = "", active: bool = False, wait_s: float = 0.0) -> None:
-        self.hook, self.active, self.wait_s = hook, active, wait_s
+    def __init__(
+        self, hook: str = "", active: bool = False, wait: Callable[[], object] = int
+    ) -> None:
+        self.hook, self.active, self.wait = hook, active, wait
 
     def _fail(self, hook: str) -> None:
         if self.active and hook == self.hook:
-            time.sleep(self.wait_s)
+            self.wait()
             raise RuntimeError(f"no {hook} today")
 
     @hookimpl

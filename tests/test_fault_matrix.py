@@ -7,36 +7,58 @@ or in program order.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from overlap_core.ranks import StoreExchange
+from overlap_core.testing import run_ranks
 
-from .fault_cases import CASES, HOOKS, LONG_S, SHORT_S, function, inputs, order_of, play
+from .fault_cases import (
+    CASES,
+    HOOKS,
+    LONG_S,
+    ON_FOUR_RANKS,
+    PLUGIN_S,
+    SHORT_S,
+    function,
+    inputs,
+    order_of,
+    play,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from overlap_core.testing import RunRanks
 
-Result = "dict[str, Any]"
-
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
 DYING = tuple(name for name in CASES if name.startswith("dies"))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(
-    request: pytest.FixtureRequest, pooled_ranks: RunRanks
-) -> list[Mapping[str, list[dict[str, Any]]]]:
-    """What each rank saw of each case; every rank but the second behaves alike."""
-    return pooled_ranks(play, request.param, list(CASES), deadline_s=500)
+Seen = "list[list[dict[str, Any]]]"
 
 
-def of(results: list[Mapping[str, list[Any]]], name: str) -> list[list[dict[str, Any]]]:
-    return [result[name] for result in results]
+def on(*names: str) -> Any:
+    """Run a test for each of these cases, on two ranks and on four."""
+    rows = []
+    for name in names:
+        marks = () if name in ON_FOUR_RANKS else pytest.mark.full
+        rows += [(2, name), pytest.param(4, name, marks=marks)]
+    return pytest.mark.parametrize(("world_size", "name"), rows)
+
+
+@pytest.fixture(scope="module")
+def play_once(pooled_ranks: RunRanks) -> Callable[[int, str], Seen]:
+    return cache(lambda world_size, name: pooled_ranks(play, world_size, name, deadline_s=500))
+
+
+@pytest.fixture
+def runs(play_once: Callable[[int, str], Seen], world_size: int, name: str) -> Seen:
+    """What each rank saw of a case; every rank but the second behaves alike."""
+    return play_once(world_size, name)
 
 
 def alive(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
@@ -47,70 +69,73 @@ def is_program_order(graph: dict[str, Any]) -> bool:
     return graph["sequence"] == sorted(graph["sequence"])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ranks_end_alike(results: Any, name: str) -> None:
-    runs = alive(of(results, name))
-    assert runs
-    lasts = [run[-1] for run in runs]
+@on(*CASES)
+def test_ranks_end_alike(runs: Seen, name: str) -> None:
+    there = alive(runs)
+    assert there
+    lasts = [run[-1] for run in there]
     if name == "alone_after":
-        lasts = [graph for run in runs for graph in run]
+        lasts = [graph for run in there for graph in run]
     one_sequence = len({tuple(graph["sequence"]) for graph in lasts}) == 1
     assert one_sequence or all(map(is_program_order, lasts)), lasts
     assert len({graph["committed"] for graph in lasts}) == 1 or all(map(is_program_order, lasts))
 
 
-@pytest.mark.parametrize("name", ["plain", "compute_differs", "extra_graph", "threads", "late"])
-def test_overlap_stays_on(results: Any, name: str) -> None:
-    for run in of(results, name):
+@on("plain", "compute_differs", "extra_graph", "threads", "late")
+def test_overlap_stays_on(runs: Seen) -> None:
+    for run in runs:
         for graph in run:
             assert graph["committed"]
             assert graph["hoisted"]
 
 
-def test_modes(results: Any) -> None:
-    assert {run[0]["mode"] for run in of(results, "plain")} == {"identical"}
-    assert {run[0]["mode"] for run in of(results, "compute_differs")} == {"slot"}
+@on("plain", "compute_differs")
+def test_modes(runs: Seen, name: str) -> None:
+    mode = {"plain": "identical", "compute_differs": "slot"}[name]
+    assert {run[0]["mode"] for run in runs} == {mode}
 
 
-def test_a_rank_without_gathers_is_not_waited_for(results: Any) -> None:
-    runs = of(results, "no_gather")
+@on("no_gather")
+def test_a_rank_without_gathers_is_not_waited_for(runs: Seen) -> None:
     assert max(run[0]["seconds"] for run in runs) < LONG_S / 2
     assert runs[0][0]["why"] == "different numbers of weight gathers: rank 1: 0"
 
 
-def test_alone_after_an_agreement_nobody_is_asked(results: Any) -> None:
-    runs = of(results, "alone_after")
+@on("alone_after")
+def test_alone_after_an_agreement_nobody_is_asked(runs: Seen) -> None:
     for again in runs[1][1:]:
         assert again["sequence"] == runs[0][0]["sequence"]
         assert again["hoisted"] == runs[0][0]["hoisted"]
         assert "compiled alone: follows what was agreed for an earlier graph" in again["notes"]
 
 
-def test_alone_with_a_new_skeleton_program_order_is_kept_and_said(results: Any) -> None:
-    runs = of(results, "alone_after_with_another_skeleton")
+@on("alone_after_with_another_skeleton")
+def test_alone_with_a_new_skeleton_program_order_is_kept_and_said(runs: Seen) -> None:
     alone = runs[1][1]
     assert is_program_order(alone)
-    assert f"did not reach step 'scope' within {SHORT_S:g} s" in alone["why"]
+    assert f"did not reach step 'scope' within {LONG_S:g} s" in alone["why"]
     # What all ranks compile next is not disturbed.
     for run in runs:
         assert run[-1]["committed"]
 
 
-def test_too_late_is_program_order_for_all(results: Any) -> None:
-    for run in of(results, "too_late"):
+@on("too_late")
+def test_too_late_is_program_order_for_all(runs: Seen) -> None:
+    for run in runs:
         assert not run[0]["committed"]
 
 
-def test_a_plugin_that_blocks_is_named_on_all_ranks(results: Any) -> None:
-    for run in of(results, "blocks"):
+@on("blocks")
+def test_a_plugin_that_blocks_is_named_on_all_ranks(runs: Seen) -> None:
+    for run in runs:
         assert not run[0]["committed"]
         assert "'failing', hook overlap_classify_node" in run[0]["why"]
-        assert "has not returned for 0.5 s" in run[0]["why"]
+        assert f"has not returned for {PLUGIN_S:g} s" in run[0]["why"]
         assert run[0]["seconds"] < LONG_S / 2
 
 
-def test_stages_negotiate_for_themselves(results: Any) -> None:
-    runs = of(results, "stages")
+@on("stages")
+def test_stages_negotiate_for_themselves(runs: Seen) -> None:
     half = len(runs) // 2
     for rank, run in enumerate(runs):
         first = rank // half * half
@@ -120,19 +145,19 @@ def test_stages_negotiate_for_themselves(results: Any) -> None:
         assert [run[0]["mode"] for run in runs] == ["slot", "slot", "identical", "identical"]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_that_raises_is_named_on_all_ranks(results: Any, hook: str) -> None:
-    for run in of(results, f"raises in {hook}"):
+@on(*(f"raises in {hook}" for hook in HOOKS))
+def test_a_hook_that_raises_is_named_on_all_ranks(runs: Seen, name: str) -> None:
+    hook = name.removeprefix("raises in ")
+    for run in runs:
         assert not run[0]["committed"]
         assert f"plugin 'failing', hook {hook}" in run[0]["why"]
         assert "rank 1" in run[0]["why"]
 
 
-@pytest.mark.parametrize("name", DYING)
-def test_the_others_go_on_within_the_deadline(results: Any, name: str) -> None:
-    """The time of a compile is left out of account generously: machines are busy."""
-    for run in alive(of(results, name)):
-        assert run[0]["seconds"] < SHORT_S + 20
+@on(*DYING)
+def test_the_others_go_on_long_before_their_deadline_for_peers_that_come(runs: Seen) -> None:
+    for run in alive(runs):
+        assert run[0]["seconds"] < LONG_S / 2
 
 
 def killed(rank: int, world_size: int, step: int) -> dict[str, Any]:
@@ -152,14 +177,12 @@ def killed(rank: int, world_size: int, step: int) -> dict[str, Any]:
     return order_of(function("killed", extra), *inputs(), deadline_s=SHORT_S)
 
 
-@pytest.mark.parametrize("step", [1, 4])
-def test_when_a_process_is_killed_the_others_keep_program_order_in_time(
-    step: int, pooled_ranks: RunRanks
-) -> None:
-    results = pooled_ranks(killed, 4, step, may_die=[1])
+@pytest.mark.parametrize("step", [1, pytest.param(4, marks=pytest.mark.full)])
+def test_when_a_process_is_killed_the_others_keep_program_order_in_time(step: int) -> None:
+    results = run_ranks(killed, 4, step, deadline_s=400, may_die=[1])
     assert results[1] is None
     for result in (results[0], *results[2:]):
         assert not result["committed"]
         assert is_program_order(result)
         assert "rank 1 did not reach step" in result["why"]
-        assert result["seconds"] < SHORT_S + 20
+        assert result["seconds"] < LONG_S / 2

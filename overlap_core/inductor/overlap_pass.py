@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
 
+from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest, scale_missing
 from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow
@@ -31,7 +32,7 @@ from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
 from .identity import identify
-from .job import current_job, forget_other_job, key_of
+from .job import Meeting, current_job, forget_other_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
@@ -64,9 +65,10 @@ class OverlapPass:
     by the rank that made it, and only under the plan that it was made under.
     """
 
-    def __init__(self, config: OverlapConfig, host: PluginHost) -> None:
+    def __init__(self, config: OverlapConfig, host: PluginHost, clock: Clock = REAL_CLOCK) -> None:
         self.config = config
         self.host = host
+        self._clock = clock
 
     def __deepcopy__(self, memo: object) -> OverlapPass:
         return self
@@ -237,7 +239,7 @@ class OverlapPass:
                 return self._negotiate(snodes, sight, job, identity, key)
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
-        exchange = StoreExchange(job.store, rank, meeting.name, self.config.deadline_s)
+        exchange = self._exchange(job, meeting, self.config.deadline_s)
         exchange.publish_scope(sight.groups, gathers=0)
         exchange.leave()
         return sight, outcome
@@ -281,7 +283,7 @@ class OverlapPass:
         deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
         if not sight.can_gain:
             deadline_s = min(deadline_s, _NOTHING_TO_GAIN_S)
-        exchange = StoreExchange(job.store, job.rank, meeting.name, deadline_s)
+        exchange = self._exchange(job, meeting, deadline_s)
         try:
             gathers = None if view.skeleton is None else len(view.skeleton.gathers)
             found = exchange.find_scope(sight.groups, sight.undeclared, gathers)
@@ -309,6 +311,9 @@ class OverlapPass:
                 ) from error
             raise
         return sight, outcome
+
+    def _exchange(self, job: Job, meeting: Meeting, deadline_s: float) -> StoreExchange:
+        return StoreExchange(job.store, job.rank, meeting.name, deadline_s, self._clock)
 
     def _remember(
         self, sight: _Sight, outcome: RankOutcome, key: GraphKey | None, job: Job
