@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import pytest
 from attrs import evolve
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from overlap_core import OverlapConfig, OverlapGraph, simulate
@@ -23,7 +22,7 @@ from overlap_core.placement import (
 )
 from overlap_core.ranks import Mode
 from overlap_core.simulation import simulate_views
-from overlap_core.testing import assert_legal
+from overlap_core.testing import GraphBuilder, assert_legal, graphs_for_ranks
 from overlap_core.testing.strategies import RankSet, rank_sets
 from overlap_core.views import prepare
 
@@ -31,6 +30,9 @@ from .oracles import (
     bytes_in_flight,
     find_movable,
     find_reductions,
+    is_one_sequence,
+    is_restored,
+    issued,
     issues_communication,
     launches_of_waits,
     weight_gathers,
@@ -95,23 +97,45 @@ def test_every_final_order_is_legal(ranks: RankSet, config: OverlapConfig) -> No
         assert outcome.legal
 
 
+def two_swapped_reductions() -> RankSet:
+    """Ranks that issue two reduce-scatters in other orders, with other compute beside them."""
+
+    def fill(g: GraphBuilder) -> None:
+        for size in ((1, 1), (1,)) if g.rank else ((1,), (1, 1)):
+            g.reduce_scatter("x", name=f"of{len(size)}", sizes=size)
+        g.extra_compute(g.rank)
+        g.mm(g.mm("of1", "of2"), g.gather("w"))
+
+    graphs = graphs_for_ranks(2, fill)
+    return RankSet(graphs=tuple(graphs), stages=((0, 1),), divergence="skeleton")
+
+
 @given(rank_sets(), configs())
+@example(two_swapped_reductions(), OverlapConfig())
 def test_communication_is_in_one_order_on_all_ranks(ranks: RankSet, config: OverlapConfig) -> None:
-    """By what ranks can compare: which launch of the program comes at which place, and its key."""
+    """By what ranks can compare: what comes at which place, and which launch of the program."""
     for scope in by_scope(simulate(ranks.graphs, config)):
-        sequences = []
-        for outcome in scope:
-            program = communication(outcome, tuple(names(graph_of(outcome))))
-            ordinals = [program.index(name) for name in communication(outcome)]
-            assert communication(outcome) == list(outcome.collectives)
-            keys = {entry.node: evolve(entry, sizes=(), node="") for entry in outcome.skeleton}
-            sequences.append([(o, keys[program[o]]) for o in ordinals])
-        if scope[0].mode in FREE:
-            assert all(sequence == sequences[0] for sequence in sequences)
-        elif any(sequence != sorted(sequence, key=itemgetter(0)) for sequence in sequences):
-            # One order was restored, and nothing moved beyond it.
-            issued = [[evolve(key, ordinal=0) for _, key in sequence] for sequence in sequences]
-            assert all(one == issued[0] for one in issued)
+        programs = [communication(o, tuple(names(graph_of(o)))) for o in scope]
+        came = [issued(o, program) for o, program in zip(scope, programs, strict=True)]
+        finals = [communication(o) for o in scope]
+        assert finals == [list(o.collectives) for o in scope]
+        ordinals = [[p.index(n) for n in f] for p, f in zip(programs, finals, strict=True)]
+        left = [issued(outcome, outcome.order) for outcome in scope]
+        (restored,) = {is_restored(outcome) for outcome in scope}
+        event(f"{scope[0].mode}, {'restored' if restored else 'as it came'}")
+        if restored:
+            # A launch's place in the program says nothing any more, but no two of these launches
+            # look alike: without captured places they can't be told apart in any other way.
+            assert not is_one_sequence(came)
+            assert is_one_sequence(left)
+            for entries in left:
+                keys = [evolve(entry, ordinal=0, groups=()) for entry in entries]
+                assert len(set(keys)) == len(keys)
+        elif scope[0].mode in FREE:
+            assert is_one_sequence(left)
+            assert all(one == ordinals[0] for one in ordinals)
+        else:
+            assert all(one == sorted(one) for one in ordinals)
 
 
 @given(rank_sets(), configs())
