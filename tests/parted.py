@@ -13,7 +13,7 @@ from overlap_core.testing.strategies import RankSet
 if TYPE_CHECKING:
     from overlap_core.testing import GraphBuilder
 
-__all__ = ["swapped_gather", "swapped_reductions"]
+__all__ = ["swapped_ops", "swapped_reductions"]
 
 
 def swapped_reductions() -> RankSet:
@@ -28,17 +28,17 @@ def swapped_reductions() -> RankSet:
     return RankSet(graphs=tuple(graphs_for_ranks(2, fill)), stages=((0, 1),), divergence="skeleton")
 
 
-def swapped_gather() -> RankSet:
-    """A gather that comes before an op that communicates inside, or behind it."""
+def swapped_ops() -> RankSet:
+    """Two ops that communicate inside; and a gather that one rank cannot launch before them."""
 
     def fill(g: GraphBuilder) -> None:
         g.mm(name="a")
-        if not g.rank:
-            g.gather("w")
-        g.opaque("mylib::attn_cp", "a", group="cp", name="op")
         if g.rank:
-            g.gather("w")
-        g.gather("v", sizes=(512, 256))
-        g.mm(g.mm("op", "w"), "v")
+            g.gather("w", ns=500_000)
+        for rows in (2, 1) if g.rank else (1, 2):
+            g.opaque("mylib::attn_cp", "a", group="cp", name=f"op{rows}", sizes=(rows, 8))
+        if not g.rank:
+            g.gather("w", ns=500_000, after=("op1", "op2"))
+        g.mm(g.mm("op1", "op2"), "w")
 
     return RankSet(graphs=tuple(graphs_for_ranks(2, fill)), stages=((0, 1),), divergence="skeleton")

@@ -17,7 +17,7 @@ from overlap_core.testing import (
 )
 from overlap_core.testing.strategies import RankSet, rank_sets
 
-from ..parted import swapped_gather, swapped_reductions
+from ..parted import swapped_ops, swapped_reductions
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
@@ -142,7 +142,7 @@ def test_programs_that_differ_already() -> None:
         assert_same_collective_sequence(moved, tolerate_program_differences=True)
 
 
-@pytest.mark.parametrize("ranks", [swapped_reductions(), swapped_gather()])
+@pytest.mark.parametrize("ranks", [swapped_reductions(), swapped_ops()])
 def test_an_order_that_was_restored_is_one_sequence(ranks: RankSet) -> None:
     first, second = FakeRanks(graphs=ranks.graphs).run()
     assert any("one order was restored" in note for note in second.notes)
@@ -193,7 +193,7 @@ def test_an_outcome_without_a_graph_is_refused(outcomes: tuple[RankOutcome, ...]
 
 @given(rank_sets())
 @example(swapped_reductions())
-@example(swapped_gather())
+@example(swapped_ops())
 def test_all_that_ranks_may_look_like(ranks: RankSet) -> None:
     outcomes = FakeRanks(graphs=ranks.graphs).run()
     assert_same_collective_sequence(outcomes, tolerate_program_differences=True)
