@@ -1,5 +1,7 @@
 # make demo   compile and run a small sharded transformer on this machine, before and after
 # make test   the whole test suite, with coverage; ARGS="tests/graph -x" runs pytest with these only
+# make fuzz   the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one seed,
+#             SEED=7 SEEDS=50 so many from it on; ARGS= as above. It prints how to repeat a finding
 # make lint   ruff and mypy
 # make bench  print the numbers that are times
 # make clean  remove everything that the others made
@@ -21,7 +23,7 @@ SETUP_FILES := constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 STAMP := $(VENV)/.installed-$(shell cat $(SETUP_FILES) | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test fuzz lint bench setup clean
 
 demo: $(STAMP)
 	$(BIN)/overlap-core demo $(ARGS)
@@ -36,6 +38,10 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz.py $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

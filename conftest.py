@@ -1,37 +1,56 @@
-"""How tests are shared out when pytest-xdist runs them on several workers."""
+"""How Hypothesis searches in all tests of this repository, and how workers share them.
+
+`same`, which every run has unless it asks for another profile, gives the same answer each time, on
+every machine: what a test tries follows from its own source. `quick` tries the first of the same
+examples. `fuzz` tries what a seed says, for `tests/fuzz.py`; nothing is kept from run to run, so
+that the seed alone decides.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+# No deadlines: tests share their cores with compilers and with each other.
+settings.register_profile(
+    "same",
+    database=None,
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("quick", settings.get_profile("same"), max_examples=25)
+settings.register_profile("fuzz", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
+
+# Hypothesis mixes in the literals of all modules that are loaded, so a test would try other things
+# alone than among others. Versions that don't, or no longer do it here, need nothing.
+if hasattr(providers, "_get_local_constants"):
+    _nothing: Any = type(providers._local_constants)()
+    providers._get_local_constants = lambda: _nothing
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep each file on one worker, and all that share living ranks on one; what is long is first.
 
-    Works with `--dist loadgroup --no-loadscope-reorder`.
+    For `--dist loadgroup --no-loadscope-reorder` of pytest-xdist.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
-    items.sort(key=_length)
+    items.sort(key=_place)
     for item in items:
         group = "pool" if _is_pooled(item) else item.path.relative_to(config.rootpath).as_posix()
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _length(item: pytest.Item) -> int:
-    marks: Sequence[bool] = (
-        _is_pooled(item),
-        item.get_closest_marker("ranks") is not None,
-        item.get_closest_marker("hypothesis") is not None,
-        True,
-    )
-    return marks.index(True)
+def _place(item: pytest.Item) -> int:
+    marks = [item.get_closest_marker(name) is not None for name in ("ranks", "hypothesis")]
+    return [_is_pooled(item), *marks, True].index(True)
 
 
 def _is_pooled(item: pytest.Item) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ class Candidate:
     essential: bool = False
 
 
+@cache
 def core_version() -> str:
     """Version of the installed `overlap-core`."""
     return metadata.version(_DISTRIBUTION)
@@ -116,8 +118,21 @@ def _entry_point_key(point: metadata.EntryPoint) -> tuple[str, str, str]:
     return point.name, _distribution_name(point), point.value
 
 
+@lru_cache(maxsize=64)
+def _read(distribution: metadata.Distribution | None) -> Mapping[str, list[str]]:
+    """All headers of a distribution, which Python would parse again for each single one."""
+    if distribution is None:
+        return {}
+    headers = distribution.metadata
+    return {key.lower(): headers.get_all(key) or [] for key in headers}
+
+
+def _header(point: metadata.EntryPoint, key: str) -> str:
+    return next(iter(_read(point.dist).get(key, ())), "")
+
+
 def _distribution_name(point: metadata.EntryPoint) -> str:
-    return (point.dist.name if point.dist else None) or "unknown distribution"
+    return _header(point, "name") or "unknown distribution"
 
 
 def _disabled(config: OverlapConfig, environ: Mapping[str, str], known: set[str]) -> set[str]:
@@ -171,7 +186,7 @@ def _check_requirement(point: metadata.EntryPoint) -> str | None:
     """Refuse a distribution made for another version of ours; note one that doesn't say."""
     distribution, version = _distribution_name(point), core_version()
     declared = False
-    for text in (point.dist.requires if point.dist else None) or ():
+    for text in point.dist.requires or () if point.dist else ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
@@ -179,7 +194,7 @@ def _check_requirement(point: metadata.EntryPoint) -> str | None:
         if canonicalize_name(requirement.name) != _DISTRIBUTION:
             continue
         # A library that works without us asks for us behind an extra.
-        extras = ["", *((point.dist and point.dist.metadata.get_all("Provides-Extra")) or ())]
+        extras = ["", *_read(point.dist).get("provides-extra", ())]
         marker = requirement.marker
         if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
             continue
@@ -207,8 +222,8 @@ def _load(point: metadata.EntryPoint) -> Candidate:
             f"{type(error).__name__}: {error}. Fix or uninstall {distribution}, or "
             f"{remedy(point.name)}"
         ) from error
-    version = (point.dist.version if point.dist else None) or ""
     _refuse_class(point.name, plugin)
+    version = _header(point, "version")
     return Candidate(name=point.name, plugin=plugin, version=version, distribution=distribution)
 
 

@@ -473,7 +473,7 @@ class _Side:
         else:
             why = verdict[len(_KEEP) :].decode(errors="replace")
             decision = ModeDecision(mode=Mode.ABORT, why=why)
-        notes = common.notes(committed=committed) if common else ()
+        notes = common.notes(committed=committed, planned=not restored) if common else ()
         lasting = not verdict.startswith(_LATE)
         try:
             view, plan = as_it_came(self.came, self.view, self.base), self.plan

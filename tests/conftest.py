@@ -1,21 +1,10 @@
-"""What all tests share: Hypothesis profiles, paths, and an environment without our variables."""
+"""What all tests share: paths, and an environment without our variables."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-# No deadlines: tests share their cores with compilers and with each other.
-settings.register_profile(
-    "dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile(
-    "ci", settings.get_profile("dev"), max_examples=100, derandomize=True, print_blob=True
-)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "dev")
 
 
 @pytest.fixture(autouse=True)

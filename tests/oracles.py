@@ -6,7 +6,10 @@ followed symbolically, value by value, in the order given.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING
+
+from attrs import evolve
 
 from overlap_core.graph import NodeKind
 from overlap_core.testing._values import Value, run_symbolically
@@ -14,11 +17,15 @@ from overlap_core.testing._values import Value, run_symbolically
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from overlap_core import RankOutcome, SkeletonEntry
     from overlap_core.graph import Node, OverlapGraph
 
 __all__ = [
     "bytes_in_flight",
     "find_movable",
+    "is_one_sequence",
+    "is_restored",
+    "issued",
     "issues_communication",
     "launches_of_waits",
     "weight_gathers",
@@ -28,6 +35,43 @@ __all__ = [
 def issues_communication(node: Node) -> bool:
     """As the built-in plugin says of the nodes that the strategies make."""
     return node.kind is NodeKind.COLLECTIVE or node.issues_collective
+
+
+def is_restored(outcome: RankOutcome) -> bool:
+    """Whether ranks had come with the same communication in other orders, and left with one."""
+    return any("one order was restored on all of them" in note for note in outcome.notes)
+
+
+def issued(outcome: RankOutcome, order: Iterable[str]) -> list[SkeletonEntry]:
+    """What ranks can compare of each operation, in an order: groups are numbered as they come."""
+    entries = {entry.node: entry for entry in outcome.skeleton}
+    groups: dict[int, int] = {}
+    found: list[SkeletonEntry] = []
+    for entry in (entries[name] for name in order if name in entries):
+        numbers = tuple(groups.setdefault(group, len(groups)) for group in entry.groups)
+        found.append(evolve(entry, ordinal=len(found), groups=numbers))
+    return found
+
+
+def is_one_sequence(sequences: Sequence[Sequence[SkeletonEntry]]) -> bool:
+    """Whether any two ranks issue the same; sizes count where they are static on both."""
+    return all(
+        len(ours) == len(theirs) and all(map(_meet, ours, theirs))
+        for ours, theirs in combinations(sequences, 2)
+    )
+
+
+def _meet(one: SkeletonEntry, other: SkeletonEntry) -> bool:
+    sizes = zip(one.sizes, other.sizes, strict=False)
+    return (
+        evolve(one, sizes=()) == evolve(other, sizes=())
+        and [len(dims) for dims in one.sizes] == [len(dims) for dims in other.sizes]
+        and all(
+            a == b or isinstance(a, str) or isinstance(b, str)
+            for ours, theirs in sizes
+            for a, b in zip(ours, theirs, strict=True)
+        )
+    )
 
 
 def weight_gathers(graph: OverlapGraph) -> list[str]:

@@ -99,7 +99,7 @@ def graph_of(*nodes: Node, rank: int = 0, world_size: int = 2, **more: Any) -> O
 
 @cache
 def _host() -> PluginHost:
-    return PluginHost.discover(OverlapConfig())
+    return PluginHost.discover(OverlapConfig(), installed=())
 
 
 def classify(node: Node) -> Communication | None:

@@ -306,6 +306,10 @@ def test_a_ladder_that_aborts_still_leaves_one_order() -> None:
     first, second = simulate(graphs, config, [AlwaysAborts()])
     assert (first.mode, first.committed) == (Mode.PINNED, True)
     assert first.why == "one order of communication was restored, no gather moved: not today"
+    assert first.notes[0].endswith(
+        "one order was restored on all of them, and nothing was moved beyond it: the mode is "
+        "pinned and not abort, because the order that is committed is not program order"
+    )
     assert sequence(first) == sequence(second) == ["g0", "g1", "op"]
     same = simulate([rank_graph(0), rank_graph(1)], config, [AlwaysAborts()])
     assert (same[0].mode, same[0].committed) == (Mode.ABORT, False)

@@ -64,6 +64,10 @@ _RESTORED = (
     "the same communication had come in different orders on the ranks, which can hang them or mix "
     "up their data; one order was restored on all of them"
 )
+_NOTHING_ELSE = (
+    ", and nothing was moved beyond it: the mode is pinned and not abort, because the order that "
+    "is committed is not program order"
+)
 _STILL_APART = "the same communication comes in different orders on the ranks, and stays so"
 
 
@@ -139,14 +143,14 @@ class CommonOrder:
         which, why = verdict.removeprefix(_RESTORE).split(b" ", 1)
         return self.restored[int(which)], why.decode(errors="replace")
 
-    def notes(self, *, committed: bool) -> tuple[str, ...]:
-        """What a reader must know of orders that had parted."""
+    def notes(self, *, committed: bool, planned: bool = True) -> tuple[str, ...]:
+        """What a reader must know of orders that had parted; `planned`: beyond the common one."""
         if self.crossing is not None:
             return (f"{self.crossing}; {_REMEDY}",)
         if self.chosen is None:
             return ()
         if committed:
-            return (_RESTORED,)
+            return (_RESTORED if planned else _RESTORED + _NOTHING_ELSE,)
         if self.index == 0:
             logger.warning("%s; %s", _STILL_APART, _REMEDY)
         return (f"{_STILL_APART}; {_REMEDY}",)

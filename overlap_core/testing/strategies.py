@@ -8,6 +8,7 @@ operation stays one, whatever the ranks call it and whatever they compute around
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, field, fields, frozen
@@ -264,10 +265,18 @@ def _weight_gathers() -> st.SearchStrategy[Gather]:
 
 @st.composite
 def _other_skeletons(draw: st.DrawFn, recipe: Recipe) -> Recipe:
-    """One communicating item more, less, or in another place; as many weight gathers."""
+    """One communicating item more, less, or in another place; as many weight gathers.
+
+    Where launches that tell themselves apart have another place, one order can be restored.
+    """
     items = list(recipe.items)
     fixed = {i: item for i, item in enumerate(items) if isinstance(item, (Collective, Opaque))}
-    change = draw(st.sampled_from(("add", "drop", "move", "resize")))
+    change = draw(st.sampled_from(("add", "drop", "move", "resize", "swap")))
+    launches = [i for i, item in enumerate(items) if isinstance(item, Gather) or i in fixed]
+    if change == "swap" and len(launches) > 1:
+        one, other = draw(st.sampled_from(list(pairwise(launches))))
+        items[one], items[other] = items[other], items[one]
+        return evolve(recipe, items=tuple(items))
     if change == "add" or not fixed:
         collective = Collective(style="in_place", group=0, cost_ns=20_000, sizes=(3, 5))
         items.insert(draw(st.integers(0, len(items))), collective)

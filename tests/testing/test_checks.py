@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 
 from overlap_core.testing import (
     FakeRanks,
@@ -16,6 +16,8 @@ from overlap_core.testing import (
     graphs_for_ranks,
 )
 from overlap_core.testing.strategies import RankSet, rank_sets
+
+from ..parted import swapped_ops, swapped_reductions
 
 if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
@@ -140,6 +142,38 @@ def test_programs_that_differ_already() -> None:
         assert_same_collective_sequence(moved, tolerate_program_differences=True)
 
 
+@pytest.mark.parametrize("ranks", [swapped_reductions(), swapped_ops()])
+def test_an_order_that_was_restored_is_one_sequence(ranks: RankSet) -> None:
+    first, second = FakeRanks(graphs=ranks.graphs).run()
+    assert any("one order was restored" in note for note in second.notes)
+    assert_same_collective_sequence([first, second])
+    for tolerate in (False, True):
+        for one, other in zip(second.collectives, second.collectives[1:], strict=False):
+            with pytest.raises(AssertionError, match="ranks 0 and 1 issue different collectives"):
+                assert_same_collective_sequence(
+                    [first, reorder(second, *_swap(second, one, other))],
+                    tolerate_program_differences=tolerate,
+                )
+
+
+def _swap(outcome: RankOutcome, one: str, other: str) -> list[str]:
+    names = {one: other, other: one}
+    return [names.get(name, name) for name in outcome.order]
+
+
+def test_equal_gathers_are_told_apart_by_where_they_were_captured() -> None:
+    def fill(g: GraphBuilder) -> None:
+        for name in ("w1", "w0") if g.rank else ("w0", "w1"):
+            g.gather(name, captured=int(name[1]))
+        g.mm("w0", "w1", captured=2)
+
+    first, second = FakeRanks(graphs=graphs_for_ranks(2, fill)).run()
+    assert first.collectives == second.collectives == ("w0", "w1")
+    assert_same_collective_sequence([first, second])
+    with pytest.raises(AssertionError, match="ranks 0 and 1 issue different collectives"):
+        assert_same_collective_sequence([first, reorder(second, "w1", "w0")])
+
+
 def test_sizes_count_where_both_are_static() -> None:
     def sized(size: int | str) -> None:
         def fill(g: GraphBuilder) -> None:
@@ -158,6 +192,8 @@ def test_an_outcome_without_a_graph_is_refused(outcomes: tuple[RankOutcome, ...]
 
 
 @given(rank_sets())
+@example(swapped_reductions())
+@example(swapped_ops())
 def test_all_that_ranks_may_look_like(ranks: RankSet) -> None:
     outcomes = FakeRanks(graphs=ranks.graphs).run()
     assert_same_collective_sequence(outcomes, tolerate_program_differences=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import overlap_mode_ladders
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from overlap_mode_ladders import compose, conservative, majority, strict
 
@@ -20,10 +20,11 @@ from overlap_core.builtin import ladder as builtin_ladder
 from overlap_core.errors import ConfigError, PluginError
 from overlap_core.host import PluginHost
 from overlap_core.ranks.votes import Mode, ModeDecision, Vote
-from overlap_core.testing.strategies import rank_sets
+from overlap_core.testing import GraphBuilder, graphs_for_ranks
+from overlap_core.testing.strategies import RankSet, rank_sets
 
 if TYPE_CHECKING:
-    from overlap_core.testing.strategies import RankSet
+    from overlap_core import RankOutcome
 
 LADDERS = {"strict": strict, "conservative": conservative, "majority": majority}
 EXPECTED = {
@@ -201,23 +202,67 @@ def test_simulated_ranks_all_end_in_the_expected_mode(name: str, diverge: str) -
             assert outcome.hoisted
 
 
+def two_swapped_reductions() -> RankSet:
+    """Ranks whose orders had parted before they came: one of both is restored."""
+
+    def fill(g: GraphBuilder) -> None:
+        for number in (1, 0) if g.rank else (0, 1):
+            g.reduce_scatter("x", name=f"r{number}", sizes=(number + 1,))
+        g.mm(g.mm("r0", "r1"), g.gather("w"))
+
+    graphs = graphs_for_ranks(2, fill)
+    return RankSet(graphs=tuple(graphs), stages=((0, 1),), divergence="skeleton")
+
+
+RESTORED = "one order of communication was restored, no gather moved: "
+
+
+def is_only_restored(outcome: RankOutcome) -> bool:
+    return outcome.mode is Mode.PINNED and outcome.why.startswith(RESTORED)
+
+
 @pytest.mark.parametrize("name", LADDERS)
 @given(ranks=rank_sets(max_items=8, max_ranks=3))
+@example(ranks=two_swapped_reductions())
 @settings(slowly, max_examples=20)
 def test_simulated_ranks_never_get_more_than_the_ladder_allows(name: str, ranks: RankSet) -> None:
+    """But for orders that had parted: those are restored, and nothing moves beyond that."""
     plugins = [overlap_mode_ladders]
     plain = simulate(ranks.graphs, plugins=plugins)
-    for outcome, unbound in zip(
-        simulate(ranks.graphs, OverlapConfig(mode_ladder=name), plugins=plugins),
-        plain,
-        strict=True,
-    ):
+    bound = simulate(ranks.graphs, OverlapConfig(mode_ladder=name), plugins=plugins)
+    still = {
+        outcome.rank: outcome.order == tuple(node.name for node in graph.nodes)
+        for outcome, graph in zip(bound, ranks.graphs, strict=True)
+    }
+    for outcome, unbound in zip(bound, plain, strict=True):
         allowed = from_default(name, builtin_ladder.default(unbound.votes).mode)
+        event(f"{allowed} allowed, {outcome.mode}: {outcome.why[: len(RESTORED)]}")
+        if allowed is Mode.ABORT and is_only_restored(outcome):
+            # The order is that of a rank, and that rank moves nothing at all.
+            assert any(still[rank] for rank in outcome.scope)
+            assert any("nothing was moved beyond it" in note for note in outcome.notes)
+            # As it would have been without a ladder that says no: the ranks had parted.
+            assert any("one order was restored" in note for note in unbound.notes)
+            continue
         assert tuple(Mode).index(outcome.mode) >= tuple(Mode).index(allowed)
         if allowed is Mode.IDENTICAL:
             assert (outcome.mode, outcome.order) == (unbound.mode, unbound.order)
         if allowed is Mode.ABORT:
-            assert not outcome.committed or outcome.hoisted == 0
+            assert not outcome.committed
+            assert still[outcome.rank]
+
+
+def test_parted_orders_are_restored_though_the_ladder_says_no() -> None:
+    graphs = two_swapped_reductions().graphs
+    for name in ("majority", "strict"):
+        config = OverlapConfig(mode_ladder=name)
+        first, second = simulate(graphs, config, plugins=[overlap_mode_ladders])
+        if name == "majority":
+            assert is_only_restored(first)
+            assert "majority is refused" in first.why
+            assert (first.order, first.hoisted) == (tuple(n.name for n in graphs[0].nodes), 0)
+        assert first.collectives == second.collectives
+        assert first.mode is second.mode
 
 
 def test_majority_says_why_it_is_refused() -> None:
