@@ -1,10 +1,15 @@
-# make demo   compile and run a small sharded transformer on this machine, before and after
-# make test   the whole test suite, with coverage; ARGS="tests/graph -x" runs pytest with these only
-# make fuzz   the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one seed,
-#             SEED=7 SEEDS=50 so many from it on; ARGS= as above. It prints how to repeat a finding
-# make lint   ruff and mypy
-# make bench  print the numbers that are times
-# make clean  remove everything that the others made
+# make demo        compile and run a small sharded transformer on this machine, before and after
+# make test        everything that guards a promise, with coverage, on all cores: some 12 minutes on
+#                  two; ARGS="tests/graph -x" runs pytest with these only
+# make test-quick  what needs no ranks, within 90 s on two cores
+# make test-all    all there is: every fault on 4 ranks, environments of tutorial, template and
+#                  wheels, benchmarks at toy sizes, large random sets
+#                  TORCH=2.14.1 with any of them: with this torch, in .venv-2.14.1
+# make fuzz        the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one seed,
+#                  SEED=7 SEEDS=50 so many from it on; ARGS= as above. It prints how to repeat a finding
+# make lint        ruff and mypy
+# make bench       print the numbers that are times
+# make clean       remove everything that the others made
 #
 # Each of them sets up .venv first. PYTHON=/path/to/python picks the interpreter (3.11 or newer).
 
@@ -23,7 +28,11 @@ SETUP_FILES := constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 STAMP := $(VENV)/.installed-$(shell cat $(SETUP_FILES) | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := test
-.PHONY: demo test fuzz lint bench setup clean
+.PHONY: demo test test-quick test-all fuzz lint bench setup clean
+
+# One thread a process: tests share the cores among themselves.
+test test-quick test-all: export OMP_NUM_THREADS = 1
+SHARED := -n $(or $(JOBS),auto) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 demo: $(STAMP)
 	$(BIN)/overlap-core demo $(ARGS)
@@ -32,12 +41,18 @@ test: $(STAMP)
 ifeq ($(ARGS),)
 	rm -f .coverage .coverage.*
 # Not through pytest-cov: pytest loads our plugin, and so our package, before that one starts.
-	$(BIN)/coverage run -m pytest --durations=25
+	$(BIN)/coverage run -m pytest $(SHARED) -m "not full" --durations=25
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest $(SHARED) -m "not ranks and not full" --hypothesis-profile quick $(ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest $(SHARED) --durations=25 $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz.py $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \

@@ -114,6 +114,7 @@ def _run(repo_root: Path, model: str, folder: Path) -> subprocess.CompletedProce
     return done
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 @pytest.mark.timeout(1000)  # a minute on two idle cores, more beside other tests
 class TestRun:

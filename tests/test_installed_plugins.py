@@ -54,6 +54,9 @@ print(json.dumps(results))
 """
 
 
+pytestmark = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each of `OPS`, with a graph file for each of two ranks."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from overlap_core.outcome import RankOutcome
 
-SEED, SETS, CHUNK = 20_240, 1_500, 250
+SEED, SETS, CHUNK = 20_240, 3_000, 250
 G0, G1 = (("0", (0, 1)), "gather", 0), (("1", (0, 1)), "gather", 0)
 """The first launches on two groups of two ranks."""
 
@@ -83,7 +83,10 @@ def swapped(outcome: RankOutcome, one: str, other: str) -> RankOutcome:
     return evolve(outcome, order=tuple(names.get(name, name) for name in outcome.order))
 
 
-@pytest.mark.parametrize("first", range(0, SETS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [0, CHUNK, *(pytest.param(n, marks=pytest.mark.full) for n in range(2 * CHUNK, SETS, CHUNK))],
+)
 def test_random_sets(command: ModuleType, first: int) -> None:
     print(f"seed {SEED}, sets {first} to {first + CHUNK - 1}")
     tally = command.check_range(SEED, first, first + CHUNK)

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
-from overlap_core.session import session
 from overlap_core.testing.leaks import ProcessState
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ class RankPlace:
     port: int
     """Of the parent's store on the loopback device."""
     stack_file: str
+    stays: bool
+    """Whether more than one task may come."""
 
 
 @attrs.frozen(kw_only=True)
@@ -76,6 +77,8 @@ def rank_main(place: RankPlace, connection: Connection) -> None:
         contextlib.suppress(EOFError, OSError),  # the parent is gone
     ):
         faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
+        if place.stays:  # load now what has settings, so that they can be set back
+            import overlap_core.inductor.fresh  # noqa: F401
         while (task := connection.recv()) is not None:
             before = ProcessState.now()
             answer = _attempt("ok", _run, place, task)
@@ -118,24 +121,13 @@ def _run(place: RankPlace, task: RankTask) -> Any:
 
 def _make_fresh(before: ProcessState) -> None:
     """Forget what the task left: groups, the pass and what it knows, Dynamo's caches, settings."""
+    from overlap_core.inductor.fresh import reset_process
+
     if dist.is_initialized():
         dist.destroy_process_group()
     reset_process()
     before.restore()
     gc.collect()
-
-
-def reset_process() -> None:
-    """Make overlap_core and Dynamo as they are in a new process, but for declared ops.
-
-    Takes the pass out, forgets all that was agreed, measured and reported, and what is compiled.
-    """
-    import overlap_core
-
-    overlap_core.disable()
-    session.reset()
-    torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def _load(task: RankTask) -> Callable[..., Any]:

@@ -83,8 +83,10 @@ def run_ranks(
         RankFailure: a rank raised or died, or the deadline passed. All ranks are dead by then.
         TypeError: ``fn`` is not a module-level function.
     """
-    with RankPool(world_size, env=env) as pool:
-        return pool._run(fn, args, deadline_s, pg_timeout_s, tries, may_die, last=True)
+    pool = RankPool(world_size, env=env)
+    pool._stays = False
+    with pool:
+        return pool._run(fn, args, deadline_s, pg_timeout_s, tries, may_die)
 
 
 class RunRanks(Protocol):
@@ -122,6 +124,7 @@ class RankPool:
         self.world_size = world_size
         self._env = dict(env or {})
         self._calls = 0
+        self._stays = True
         self._ranks: list[_Rank] = []
         self._resources = contextlib.ExitStack()
 
@@ -161,8 +164,6 @@ class RankPool:
         pg_timeout_s: float | None,
         tries: int,
         may_die: Collection[int] = (),
-        *,
-        last: bool = False,
     ) -> list[Any]:
         if "." in fn.__qualname__:  # also "<locals>" and lambdas in functions
             raise TypeError(f"run_ranks needs a module-level function, not {fn.__qualname__}")
@@ -174,7 +175,7 @@ class RankPool:
             self._send(fn, args, min(pg_timeout_s or deadline_s, deadline_s))
             _collect(self._ranks, deadline, may_die)
             payloads = [rank.payload for rank in self._ranks]
-            if all(rank.is_done for rank in self._ranks) and (last or self._make_fresh()):
+            if all(rank.is_done for rank in self._ranks) and self._make_fresh():
                 return [pickle.loads(payload) for payload in payloads]
             message = _failure_message(fn, self._ranks, deadline_s)
             is_memory_fault = _is_memory_fault(self._ranks)
@@ -204,6 +205,7 @@ class RankPool:
                     world_size=self.world_size,
                     port=self._store.port,
                     stack_file=str(self._folder / f"stack{rank}"),
+                    stays=self._stays,
                 )
                 self._ranks.append(_start(place))
 
@@ -225,7 +227,9 @@ class RankPool:
                 rank.connection.send(task)
 
     def _make_fresh(self) -> bool:
-        """Have all ranks forget the call; False if one of them could not."""
+        """Have ranks that stay forget the call; False if one of them could not."""
+        if not self._stays:
+            return True
         for rank in self._ranks:
             rank.expect()
             with contextlib.suppress(OSError):

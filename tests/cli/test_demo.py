@@ -26,9 +26,9 @@ def run(*args: str, **env: str) -> Result:
     ("arguments", "mode"),
     [
         ((), "identical"),
-        (("--diverge", "compute"), "slot"),
-        (("--diverge", "skeleton"), "pinned"),
-        (("--diverge", "count", "--even"), "abort"),
+        pytest.param(("--diverge", "compute"), "slot", marks=pytest.mark.full),
+        pytest.param(("--diverge", "skeleton"), "pinned", marks=pytest.mark.full),
+        pytest.param(("--diverge", "count", "--even"), "abort", marks=pytest.mark.full),
     ],
 )
 def test_demo_ends_in_the_mode_that_the_divergence_calls_for(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.full, pytest.mark.ranks]
 
 PROJECT = """
 [build-system]

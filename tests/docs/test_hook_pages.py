@@ -170,6 +170,7 @@ def on_two_ranks(*plugins: object, ns: int | None = 100_000, **config: Any) -> t
     return ranks.with_plugins(*plugins).run()
 
 
+@pytest.mark.full
 def test_overlap_register_ops(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_register_ops", environment)
     for _ in range(2):  # once for each discovery
@@ -177,6 +178,7 @@ def test_overlap_register_ops(environment: Environment, hook_recorder: HookRecor
     assert hook_recorder.hooks == ["overlap_register_ops"] * 2
 
 
+@pytest.mark.full
 def test_overlap_classify_node(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_classify_node", environment)
     # Every node but waits, in program order; nobody is asked behind an answer.
@@ -190,6 +192,7 @@ def test_overlap_classify_node(environment: Environment, hook_recorder: HookReco
     assert not hook_recorder.of("overlap_classify_node")
 
 
+@pytest.mark.full
 def test_overlap_materialize_inputs(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_materialize_inputs", environment)
     # Asked before the functions of registered ops, with keyword arguments that can't be changed.
@@ -201,6 +204,7 @@ def test_overlap_materialize_inputs(environment: Environment, hook_recorder: Hoo
         call.arguments["kwargs"]["a"] = 3
 
 
+@pytest.mark.full
 def test_overlap_realize_tensor(environment: Environment) -> None:
     check("overlap_realize_tensor", environment)
     # Another shape than asked for is refused as well.
@@ -209,6 +213,7 @@ def test_overlap_realize_tensor(environment: Environment) -> None:
         ASK["overlap_realize_tensor"](host)
 
 
+@pytest.mark.full
 def test_overlap_measure_cost(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_measure_cost", environment)
     # Once for each key; nodes with a time of their own are not asked for.
@@ -221,6 +226,7 @@ def test_overlap_measure_cost(environment: Environment, hook_recorder: HookRecor
     assert sum(request.op.startswith("_c10d") for request in requests) == 2  # of 4 gathers
 
 
+@pytest.mark.full
 def test_overlap_choose_mode(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_choose_mode", environment)
     # Only the ladder that the configuration names; the same votes on every rank, by rank.
@@ -232,6 +238,7 @@ def test_overlap_choose_mode(environment: Environment, hook_recorder: HookRecord
     assert [vote.rank for vote in first] == [0, 1]
 
 
+@pytest.mark.full
 def test_overlap_adjust_plan(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_adjust_plan", environment)
 
@@ -248,6 +255,7 @@ def test_overlap_adjust_plan(environment: Environment, hook_recorder: HookRecord
     assert {(outcome.mode, outcome.hoisted) for outcome in outcomes} == {(Mode.IDENTICAL, 0)}
 
 
+@pytest.mark.full
 def test_overlap_report_section(environment: Environment, hook_recorder: HookRecorder) -> None:
     check("overlap_report_section", environment)
     # Only a report that is made with a host has sections.

@@ -28,6 +28,7 @@ READING = REPO_ROOT / "docs" / "reading-a-report.md"
 LINKING = (REPO_ROOT / "README.md", *sorted((REPO_ROOT / "docs").rglob("*.md")))
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ["index", "registering-ops", "testing"])
 def test_blocks_run(fresh_environment: FreshEnvironment, name: str) -> None:
@@ -37,6 +38,7 @@ def test_blocks_run(fresh_environment: FreshEnvironment, name: str) -> None:
     follow(page, environment, environment.work / name, timeout=300)
 
 
+@pytest.mark.full
 def test_a_report_reads_as_its_page_shows(fresh_environment: FreshEnvironment) -> None:
     environment = fresh_environment(CORE)
     follow(READING, environment, environment.work / "reading", timeout=300)

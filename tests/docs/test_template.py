@@ -38,6 +38,7 @@ def renamed(environment: Environment) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_renamed_copy_is_installed_and_passes_its_tests(
     environment: Environment, renamed: Path
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_renamed_copy_is_installed_and_passes_its_tests(
     assert (plugin["name"], plugin["distribution"]) == ("video", "overlap-video")
 
 
+@pytest.mark.full
 def test_nothing_in_a_renamed_copy_has_the_old_name(renamed: Path) -> None:
     files = [path for path in renamed.rglob("*") if path.suffix in (".py", ".toml")]
     assert len(files) == 3

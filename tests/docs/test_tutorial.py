@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fresh_environment", "wheels"]  # pytest finds fixtures by name
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,7 @@ BUSY = Machine(
 )
 
 
-@settings(max_examples=250)  # few graphs lose by it
+@settings(max_examples=settings.default.max_examples * 5 // 2)  # few graphs lose by it
 @given(training_graphs(), st.sampled_from([IDEAL, BUSY]))
 def test_no_backward_graph_is_committed_that_takes_longer(
     graph: OverlapGraph, machine: Machine

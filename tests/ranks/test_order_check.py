@@ -328,7 +328,7 @@ def differing_pairs(programs: list[Program]) -> bool:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(programs=programs(), data=st.data())
 def test_a_difference_is_found_exactly_if_there_is_one(
     programs: list[Program], data: st.DataObject
