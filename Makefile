@@ -5,8 +5,8 @@
 # make test-all    all there is: every fault on 4 ranks, environments of tutorial, template and
 #                  wheels, benchmarks at toy sizes, large random sets
 #                  TORCH=2.14.1 with any of them: with this torch, in .venv-2.14.1
-# make fuzz        the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one seed,
-#                  SEED=7 SEEDS=50 so many from it on; ARGS= as above. It prints how to repeat a finding
+# make fuzz        the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one
+#                  seed, SEED=7 SEEDS=50 so many from it on. It prints how to repeat a finding
 # make lint        ruff and mypy
 # make bench       print the numbers that are times
 # make clean       remove everything that the others made
