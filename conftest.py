@@ -8,6 +8,7 @@ that the seed alone decides.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import coverage
@@ -38,10 +39,16 @@ if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: _nothing
 
 
-@pytest.fixture(scope="session")
-def pooled_ranks_env() -> dict[str, str]:
-    """Without coverage, which makes a compile half as long again; ranks of their own have it."""
-    return {"COVERAGE_PROCESS_CONFIG": ""}
+# Processes that tests start run without coverage, which makes a compile half as long again.
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"
+_config = os.environ.pop(_COVERAGE, "") if "PYTEST_XDIST_WORKER" in os.environ else ""
+
+
+@pytest.fixture
+def covered_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts run with coverage, if this one does."""
+    if _config:
+        monkeypatch.setenv(_COVERAGE, _config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -159,7 +159,15 @@ def test_a_training_step_on_two_ranks(pooled_ranks: RunRanks, diverge: Diverge) 
     assert all(seen.gradients > 0 for seen in results)
 
 
-@pytest.mark.parametrize("diverge", EXPECTED)
+@pytest.mark.parametrize(
+    "diverge",
+    [
+        pytest.param("none", marks=pytest.mark.full),
+        "compute",
+        "skeleton",
+        pytest.param("count", marks=pytest.mark.full),
+    ],
+)
 def test_two_by_two_ranks(pooled_ranks: RunRanks, diverge: Diverge) -> None:
     """Weights are gathered along one axis of the mesh, attention runs along the other."""
     check(run(pooled_ranks, 4, Case(diverge=diverge)), EXPECTED[diverge])

@@ -34,7 +34,7 @@ rows = torch.ops.video_blocks.dispatch(torch.ones(3, 2, device="meta"), [1, 2], 
 print(*rows.shape, importlib.util.find_spec("overlap_core"))
 """
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

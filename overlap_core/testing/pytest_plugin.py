@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from overlap_core.testing.hosts import HookRecorder
     from overlap_core.testing.processes import RunRanks
 
-__all__ = ["gloo_ranks", "hook_recorder", "no_leaks", "pooled_ranks", "pooled_ranks_env"]
+__all__ = ["gloo_ranks", "hook_recorder", "no_leaks", "pooled_ranks"]
 
 _INI = "overlap_leak_check"
 
@@ -61,13 +61,7 @@ def gloo_ranks() -> RunRanks:
 
 
 @pytest.fixture(scope="session")
-def pooled_ranks_env() -> Mapping[str, str]:
-    """Environment variables of the ranks of `pooled_ranks`; override it to set some."""
-    return {}
-
-
-@pytest.fixture(scope="session")
-def pooled_ranks(pooled_ranks_env: Mapping[str, str]) -> Iterator[RunRanks]:
+def pooled_ranks() -> Iterator[RunRanks]:
     """Run a function on real ranks that stay alive: `pooled_ranks(fn, world_size, *args, ...)`.
 
     As `gloo_ranks`, but calls with one number of ranks share their processes for the whole
@@ -82,7 +76,7 @@ def pooled_ranks(pooled_ranks_env: Mapping[str, str]) -> Iterator[RunRanks]:
         fn: Callable[..., Any], world_size: int, *args: Any, deadline_s: float = 300.0, **more: Any
     ) -> list[Any]:
         if world_size not in pools:
-            pools[world_size] = RankPool(world_size, env=pooled_ranks_env)
+            pools[world_size] = RankPool(world_size)
         return pools[world_size].run(fn, *args, deadline_s=deadline_s, **more)
 
     yield run

@@ -22,6 +22,7 @@ def run(*args: str, **env: str) -> Result:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("covered_processes")
 @pytest.mark.parametrize(
     ("arguments", "mode"),
     [
@@ -34,9 +35,7 @@ def run(*args: str, **env: str) -> Result:
 def test_demo_ends_in_the_mode_that_the_divergence_calls_for(
     arguments: tuple[str, ...], mode: str
 ) -> None:
-    # Coverage of the first case is enough: it makes a compile half as long again.
-    env = {"COVERAGE_PROCESS_CONFIG": ""} if arguments else {}
-    result = run("--blocks", "1", *arguments, **env)
+    result = run("--blocks", "1", *arguments)
     assert result.exit_code == 0, result.output
     assert f"mode: {mode} - " in result.stdout
     assert result.stdout.count("│ equal") == 2

@@ -228,6 +228,7 @@ def test_empty_blocks_do_not_end_the_process() -> None:
     assert math.prod(grads[0].shape) == 0
 
 
+@pytest.mark.full
 @pytest.mark.ranks
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -109,9 +109,7 @@ def trace(rank: int, world_size: int) -> dict[str, Seen]:
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Seen]]:
     # In new processes: torch's context parallelism changes its own dispatch for good.
-    # Coverage is of the core, whose own tests reach what this does, and slows a compile down.
-    env = {"COVERAGE_PROCESS_CONFIG": ""}
-    return run_ranks(trace, 2, deadline_s=300, env=env, tries=3)
+    return run_ranks(trace, 2, deadline_s=300, tries=3)
 
 
 @pytest.mark.parametrize(
