@@ -55,7 +55,7 @@ def covered_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Properties run without coverage: they take twice as long with it, and examples suffice."""
     running = coverage.Coverage.current()
-    if running is None or item.get_closest_marker("hypothesis") is None:
+    if running is None or not _is_property(item):
         return (yield)
     running.stop()
     try:
@@ -64,7 +64,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         running.start()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep each file on one worker, and all that share living ranks on one; what is long is first.
 
@@ -79,8 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    marks = [item.get_closest_marker(name) is not None for name in ("ranks", "hypothesis")]
-    return [_is_pooled(item), *marks, True].index(True)
+    has_ranks = item.get_closest_marker("ranks") is not None
+    return [_is_pooled(item), has_ranks, _is_property(item), True].index(True)
+
+
+def _is_property(item: pytest.Item) -> bool:
+    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 def _is_pooled(item: pytest.Item) -> bool:
