@@ -32,7 +32,7 @@ STAMP := $(VENV)/.installed-$(shell cat $(SETUP_FILES) | cksum | cut -d ' ' -f 1
 
 # One thread a process: tests share the cores among themselves.
 test test-quick test-all: export OMP_NUM_THREADS = 1
-SHARED := -n $(or $(JOBS),auto) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+SHARED := -n $(or $(JOBS),auto) --maxprocesses 8 --no-loadscope-reorder
 
 demo: $(STAMP)
 	$(BIN)/overlap-core demo $(ARGS)

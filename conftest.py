@@ -9,6 +9,7 @@ that the seed alone decides.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import coverage
@@ -18,6 +19,7 @@ from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # No deadlines: tests share their cores with compilers and with each other.
 settings.register_profile(
@@ -64,28 +66,35 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         running.start()
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of its own
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep each file on one worker, and all that share living ranks on one; what is long is first.
-
-    For `--dist loadgroup --no-loadscope-reorder` of pytest-xdist.
-    """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long comes first: ranks that live, other ranks, properties."""
     items.sort(key=_place)
-    for item in items:
-        group = "pool" if _is_pooled(item) else item.path.relative_to(config.rootpath).as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _place(item: pytest.Item) -> int:
+    is_pooled = "pooled_ranks" in getattr(item, "fixturenames", ())
     has_ranks = item.get_closest_marker("ranks") is not None
-    return [_is_pooled(item), has_ranks, _is_property(item), True].index(True)
+    return [is_pooled, has_ranks, _is_property(item), True].index(True)
 
 
 def _is_property(item: pytest.Item) -> bool:
     return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
-def _is_pooled(item: pytest.Item) -> bool:
-    return "pooled_ranks" in getattr(item, "fixturenames", ())
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One worker has each file, and one all the files whose tests share living ranks."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    # Not `--dist loadgroup`: pytest-xdist 3.8 cannot name groups to pytest 9.2.
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "pool" if _shares_ranks(config.rootpath / file) else file
+
+    return ByFile(config, log)
+
+
+@cache
+def _shares_ranks(file: Path) -> bool:
+    return "pooled_ranks" in file.read_text(encoding="utf-8")
