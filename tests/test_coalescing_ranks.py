@@ -100,7 +100,7 @@ MESHES = {"world": world_mesh, "both axes": both_axes}
 
 
 def check(
-    pooled_ranks: RunRanks,
+    run_on: RunRanks,
     world_size: int,
     *,
     out: int = OUT["even"],
@@ -109,7 +109,7 @@ def check(
     **sharding: Any,
 ) -> Seen:
     """No bit differs, the ranks issue the same, and the gathers of each call are one."""
-    results: list[Seen] = pooled_ranks(
+    results: list[Seen] = run_on(
         run_case, world_size, out, mesh, coalesce, sharding, deadline_s=500, tries=3
     )
     for seen in results:
@@ -126,8 +126,9 @@ def check(
     return first
 
 
-def test_all_gathers_of_a_graph_in_one_call(pooled_ranks: RunRanks) -> None:
-    seen = check(pooled_ranks, 2)
+@pytest.mark.usefixtures("covered_processes")
+def test_all_gathers_of_a_graph_in_one_call(gloo_ranks: RunRanks) -> None:
+    seen = check(gloo_ranks, 2)
     assert seen.modes == ("identical", "identical")
     assert seen.calls == ((8,), ())  # nothing is gathered in backward
 

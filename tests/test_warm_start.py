@@ -1,7 +1,8 @@
 """The second start of a job: what was agreed and compiled before is used, by all ranks or by none.
 
-A start is two new processes where compiled code is loaded; elsewhere living ranks, which forget
-what is not on disk. Every rank has Inductor caches of its own, as on two machines.
+Starts that load what another one left are new processes: living ranks know ops of other tests,
+which are part of a plan's identity. Elsewhere ranks forget what is not on disk. Every rank has
+Inductor caches of its own, as on two machines.
 """
 
 from __future__ import annotations
@@ -71,12 +72,10 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def first(
-    tmp_path_factory: pytest.TempPathFactory, pooled_ranks: RunRanks
-) -> tuple[Path, list[dict[str, Any]]]:
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A job that ran once, and what it saw."""
     folder = tmp_path_factory.mktemp("job")
-    return folder, start(folder, pooled_ranks)
+    return folder, start(folder)
 
 
 @pytest.fixture
@@ -176,10 +175,8 @@ def jobs_after_damage(rank: int, world_size: int, folder: str, kept: str) -> dic
     return found
 
 
-def test_a_rank_with_another_plan_makes_all_ranks_start_anew(
-    folder: Path, kept: Path, pooled_ranks: RunRanks
-) -> None:
-    ranks = pooled_ranks(jobs_after_damage, 2, str(folder), str(kept), deadline_s=500, tries=3)
+def test_a_rank_with_another_plan_makes_all_ranks_start_anew(folder: Path, kept: Path) -> None:
+    ranks = run_ranks(jobs_after_damage, 2, str(folder), str(kept), deadline_s=500, tries=3)
     for found in ranks:
         for how in DAMAGE:
             assert found[how]["hits"] == 0, how

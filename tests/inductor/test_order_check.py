@@ -230,10 +230,11 @@ def another_collective(rank: int, world: int) -> dict[str, Any]:
 
 
 @real_ranks
+@pytest.mark.usefixtures("covered_processes")
 def test_ranks_that_wait_for_each_other_are_told_why_while_they_block(
-    pooled_ranks: RunRanks,
+    gloo_ranks: RunRanks,
 ) -> None:
-    results = pooled_ranks(another_collective, 2)
+    results = gloo_ranks(another_collective, 2)
     for rank, result in enumerate(results):
         (one,) = result["divergences"]
         assert result["while blocked"] == [("ERROR", str(one))]
