@@ -71,6 +71,7 @@ def take_tried(project: Path, number: int) -> dict[str, Any]:
     return tried
 
 
+@pytest.mark.slow
 def test_a_finding_is_shown_and_repeated(project: Path, script: list[str]) -> None:
     rc, out = run(*script, "--seed", "10", "--seeds", "3", "--jobs", "2")
     assert rc == 1, out
@@ -109,6 +110,7 @@ def test_a_run_that_breaks_is_no_success(project: Path, script: list[str]) -> No
     assert "no_such_file.py" in out
 
 
+@pytest.mark.slow
 def test_a_test_tries_the_same_each_time_alone_and_among_others(project: Path) -> None:
     tried = []
     for number, more in enumerate(([], ["test_other.py"], [])):

@@ -114,6 +114,7 @@ def test_a_job_of_which_not_enough_is_known_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("setting", ["TORCHINDUCTOR_DETERMINISTIC", "TORCHINDUCTOR_CUDAGRAPHS"])
+@pytest.mark.slow
 def test_settings_in_the_environment_are_seen(setting: str, tmp_path: Path) -> None:
     program = [sys.executable, "-c", "from overlap_core.cli import main; main()", "doctor"]
     env = {name: value for name, value in os.environ.items() if name not in NO_JOB}

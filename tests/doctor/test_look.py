@@ -148,6 +148,7 @@ def test_a_torch_that_cannot_be_used_is_a_finding(damage: str, words: str) -> No
     assert line.endswith("install a release of torch <2.15,>=2.11")
 
 
+@pytest.mark.slow
 def test_ops_of_a_running_program_are_seen() -> None:
     output = run_python(
         """
@@ -169,6 +170,7 @@ def test_a_program_without_a_process_group() -> None:
     assert "no-process-group" in problems(examine())
 
 
+@pytest.mark.slow
 def test_reports_of_a_running_program_are_checked() -> None:
     output = run_python(
         """

@@ -45,6 +45,7 @@ def test_what_to_do_is_said_of_all_but_what_is_well(page: str) -> None:
             assert all(cells), line
 
 
+@pytest.mark.slow
 def test_its_program_runs(page: str) -> None:
     [program] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     done = subprocess.run(

@@ -162,6 +162,7 @@ def test_profiling_adds_no_guard(real_world: None) -> None:
     assert oc.reports()[-1].committed
 
 
+@pytest.mark.slow
 def test_profiling_leads_to_no_recompile_for_a_second_shape(real_world: None) -> None:
     counters.clear()
     w, v = torch.randn(32, 32), torch.randn(32, 32)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from overlap_core.inductor.telling import tell
 from overlap_core.ranks import Mode
 from overlap_core.simulation import simulate_views
@@ -17,8 +19,6 @@ from ..pipeline_views import same, skewed
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 LOGGER = "overlap_core.inductor.telling"
 
@@ -71,6 +71,7 @@ except Stop:
 """
 
 
+@pytest.mark.slow
 def test_the_trace_log_of_torch_has_the_report(tmp_path: Path) -> None:
     environment = {**os.environ, "TORCH_TRACE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", _SCRIPT], check=True, env=environment, timeout=300)

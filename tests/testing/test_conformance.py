@@ -362,6 +362,7 @@ def test_a_suite_without_a_plugin_says_so() -> None:
         type("Empty", (PluginConformance,), {})().test_answers_have_the_right_type()
 
 
+@pytest.mark.slow
 def test_an_author_inherits_the_suite(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         my_plugin="""

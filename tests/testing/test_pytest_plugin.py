@@ -67,6 +67,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     )
 
 
+@pytest.mark.slow
 def test_leaks_fail_the_test_that_made_them(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\noverlap_leak_check = true")
     pytester.makepyfile(LEAKS)
