@@ -34,6 +34,7 @@ from .ranks import Vote
 from .registry import registry_digest
 from .skeleton import (
     NO_COMMUNICATION,
+    Communication,
     build_skeleton,
     captured_order,
     fingerprint,
@@ -42,13 +43,14 @@ from .skeleton import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from .config import OverlapConfig
     from .costs import Cost, CostRequest, Machine
-    from .graph import OverlapGraph
+    from .graph import Node, OverlapGraph
     from .host import PluginHost
     from .placement import Coalesced, Frame, PeakBound, Plan
+    from .ranks import PeerEntry
     from .skeleton import Skeleton
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "coalesced",
     "describe_bound",
     "describe_error",
+    "estimated",
     "find_violation",
     "prepare",
     "propose_plan",
@@ -184,7 +187,46 @@ def prepare(
         )
     except Exception as error:
         why = describe_error(error)
-        return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
+        requests = () if requests is None else tuple(requests)
+        return evolve(view, fault=why, requests=requests, vote=evolve(vote, can=False, why=why))
+
+
+def estimated(view: RankView, agreed: Collection[PeerEntry]) -> RankView:
+    """The view without faults, for a rank that must follow what was agreed.
+
+    Plugins that failed are not asked again. An op that communicates in an earlier graph does so.
+
+    Args:
+        view: of one rank.
+        agreed: entries of an earlier graph.
+
+    Raises:
+        OverlapError: not even the built-in plugins can say what the graph is.
+    """
+    if view.skeleton is not None:
+        return view
+    entries = {entry.op: entry for entry in agreed}
+    host = view.host.builtins()
+
+    def classify(node: Node) -> Communication | None:
+        answer = host.classify(node)
+        known = None if node.kind is NodeKind.WAIT else entries.get(node.op)
+        if known is None:
+            return answer
+        answer = answer or Communication(groups=() if node.group is None else (node.group,))
+        return evolve(answer, issues=True, comparable=known.comparable)
+
+    skeleton = build_skeleton(view.graph, classify)
+    costs = resolve_costs(view.graph, host.measure_cost, view.requests or None)
+    return evolve(
+        view,
+        host=host,
+        skeleton=skeleton,
+        costs=costs,
+        frame=build_frame(view.graph, skeleton),
+        model=TimelineModel(view.graph, skeleton, costs),
+        peak=bound_peak(view.graph, view.config.max_peak_growth),
+    )
 
 
 def with_costs(view: RankView, costs: tuple[Cost, ...], machine: Machine) -> RankView:

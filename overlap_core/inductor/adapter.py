@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -64,6 +65,8 @@ def adapt(
     rank: int,
     world_size: int,
     groups: GroupResolver | None = None,
+    *,
+    roughly: bool = False,
 ) -> AdaptedGraph:
     """Describe scheduler nodes, in the order given, as plain data.
 
@@ -75,6 +78,7 @@ def adapt(
         inductor_graph: the graph being lowered (`V.graph`).
         rank, world_size: of this process.
         groups: resolver of group names; None: a fresh one.
+        roughly: leave out what a node doesn't tell, such as a size that cannot be read.
 
     Raises:
         GraphFormatError: the nodes cannot be described, for instance since they are grouped.
@@ -122,13 +126,16 @@ def adapt(
             reads, key=lambda name: (writer.get(name, -1), rank_of_input.get(name, -1), name)
         )
         read_from = {writer[name] for name in ordered_reads if name in writer}
-        node, request = _describe(
-            snode,
-            sizes,
-            groups,
-            reads=tuple(ordered_reads),
-            after=tuple(names[i] for i in sorted(after - read_from)),
+        needs = (
+            tuple(ordered_reads),
+            tuple(names[i] for i in sorted(after - read_from)),
         )
+        try:
+            node, request = _describe(snode, sizes, groups, *needs)
+        except Exception:
+            if not roughly:
+                raise
+            node, request = _describe_roughly(snode, groups, *needs), None
         nodes.append(node)
         requests.append(request)
     _give_members_sizes(nodes, [_unpacked(snode, writer) for snode in snodes])
@@ -193,7 +200,11 @@ def find_group_ranks(snodes: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _describe(
-    snode: Any, sizes: SizeReader, groups: GroupResolver, reads: tuple[str, ...], after: Any
+    snode: Any,
+    sizes: SizeReader,
+    groups: GroupResolver,
+    reads: tuple[str, ...],
+    after: tuple[str, ...],
 ) -> tuple[Node, CostRequest | None]:
     kind, op = _kind_and_op(snode)
     shapes, dtypes = _outputs(snode, sizes)
@@ -230,6 +241,34 @@ def _describe(
     return node, describe_work(snode, node, sizes)
 
 
+def _describe_roughly(
+    snode: Any, groups: GroupResolver, reads: tuple[str, ...], after: tuple[str, ...]
+) -> Node:
+    """What its place among others depends on, and what can be read of the rest."""
+    kind, op = _kind_and_op(snode)
+    communicates = kind is NodeKind.COLLECTIVE or op_has_internal_collective(op)
+    group = _group_name(snode.node, groups) if communicates else None
+    captured: int | None = None
+    dtypes: tuple[str, ...] = ()
+    with suppress(Exception):
+        captured = find_captured(snode.node, _origin_nodes(snode))
+    with suppress(Exception):
+        dtypes = tuple(str(b.get_dtype()).removeprefix("torch.") for b in _made_by(snode))
+    return Node(
+        name=snode.get_name(),
+        kind=kind,
+        op=op,
+        reads=reads,
+        writes=tuple(snode.get_buffer_names()),
+        after=after,
+        dtypes=dtypes,
+        group=group,
+        group_ranks=None if group is None else groups.ranks(group),
+        issues_collective=kind is NodeKind.OPAQUE and communicates,
+        captured=captured,
+    )
+
+
 def _may_communicate(operation: Any) -> bool:
     """Whether an operation of a graph inside a node communicates, or nobody can say."""
     if isinstance(operation, ir._CollectiveKernel):  # a wait is one, too
@@ -262,8 +301,8 @@ def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
     return NodeKind.COMPUTE, str(kernel) if kernel else type(inner).__name__
 
 
-def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
-    """Sizes and dtypes of what the node makes; of an in-place collective, of what it changes."""
+def _made_by(snode: Any) -> list[Any]:
+    """The buffers that a node makes; of an in-place collective, those that it changes."""
     buffers = [output.node for output in snode.get_outputs()]
     layouts = [getattr(buffer, "layout", None) for buffer in buffers]
     shaped = [
@@ -273,6 +312,12 @@ def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...
     ]
     if not shaped and is_collective_kernel(snode):
         shaped = [value for value in snode.node.inputs if hasattr(value, "get_size")]
+    return shaped
+
+
+def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
+    """Sizes and dtypes of what the node makes."""
+    shaped = _made_by(snode)
     return (
         tuple(sizes.sizes(buffer.get_size()) for buffer in shaped),
         tuple(str(buffer.get_dtype()).removeprefix("torch.") for buffer in shaped),

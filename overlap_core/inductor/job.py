@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from overlap_core.following import structure_of
+from overlap_core.following import peer_skeleton_of
 from overlap_core.ranks import GraphKey
 from overlap_core.session import session
-from overlap_core.skeleton import captured_order
 
 from .groups import default_store, is_fake_world, rank_and_world_size
+from .identity import code_of
 from .warm_start import Agreements, setting_of
 
 if TYPE_CHECKING:
@@ -101,15 +101,11 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     """The key of a graph's agreement; None for a graph that could not be looked at."""
     if view.skeleton is None:
         return None
-    nodes = [view.graph.nodes[position] for position in view.skeleton.positions]
-    ranks = list({node.group: node.group_ranks for node in nodes}.values())
-    # Under another wrapper of Inductor's no call can be made, so no agreement on calls be followed.
-    places = captured_order(view.graph, view.skeleton) or range(len(nodes))
-    single = [i for i, place in enumerate(places) if nodes[place].name in view.keep_alone]
+    noticed, _ = peer_skeleton_of(view.graph, view.skeleton)
     return GraphKey(
-        code=identity,
-        structure=structure_of(view.graph, view.skeleton),
-        groups=hashlib.sha256(json.dumps([ranks, single]).encode()).hexdigest(),
+        code=code_of(identity),
+        structure=noticed.digest(),
+        groups=hashlib.sha256(json.dumps(noticed.groups).encode()).hexdigest(),
     )
 
 

@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest, scale_missing
 from overlap_core.errors import DivergenceError
-from overlap_core.following import agreement_of, follow
+from overlap_core.following import agreement_of, choose_agreement, describe_new, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate
@@ -31,7 +31,7 @@ from .coalesce import coalesce, find_uncoalescable
 from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
-from .identity import identify
+from .identity import code_of, identify
 from .job import Meeting, current_job, forget_other_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
@@ -39,11 +39,11 @@ from .records import add_record
 from .telling import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.host import PluginHost
-    from overlap_core.ranks import GraphKey
+    from overlap_core.ranks import Agreement, GraphKey
     from overlap_core.views import RankView
 
     from .job import Job
@@ -189,9 +189,7 @@ class OverlapPass:
                     adapted = adapt(snodes, V.graph, rank, world_size)
         except Exception as error:
             fault = f"the graph cannot be described: {type(error).__name__}: {error}"
-            empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
-            view = prepare(empty, self.config, self.host, fault=fault)
-            return _Sight(adapted=None, view=view, groups=find_group_ranks(snodes))
+            return self._look_roughly(snodes, rank, world_size, fault)
         view = prepare(
             adapted.graph,
             self.config,
@@ -207,6 +205,18 @@ class OverlapPass:
             measurer=self._measurer(snodes, adapted, view),
             undeclared=tuple(op for op in opaque_ops(adapted) if op_was_seen_communicating(op)),
         )
+
+    def _look_roughly(self, snodes: list[Any], rank: int, world_size: int, fault: str) -> _Sight:
+        """As much as is needed to follow what was agreed on before."""
+        adapted = None
+        try:
+            adapted = adapt(snodes, V.graph, rank, world_size, roughly=True)
+        except Exception as error:
+            logger.debug("nor can it be described roughly: %s", error)
+        empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
+        graph, requests = (empty, ()) if adapted is None else (adapted.graph, adapted.requests)
+        view = prepare(graph, self.config, self.host, requests, fault=fault)
+        return _Sight(adapted=adapted, view=view, groups=find_group_ranks(snodes))
 
     def _measurer(
         self, snodes: list[Any], adapted: AdaptedGraph, view: RankView
@@ -232,17 +242,24 @@ class OverlapPass:
         key = key_of(view, identity)
         if self.config.enabled:
             agreements = job.agreements(self.config, self.host)
-            agreed = None if key is None else agreements.book.get(key)
-            if agreed is not None:
-                return sight, follow(self._with_costs(sight, agreements), agreed)
+            agreed = agreements.book.of(code_of(identity))
+            if agreed and (bound := choose_agreement(view, agreed)) is not None:
+                return self._follow(sight, agreements, bound)
             if sight.groups or view.fault:
-                return self._negotiate(snodes, sight, job, identity, key)
+                return self._negotiate(snodes, sight, job, identity, key, agreed)
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
         exchange = self._exchange(job, meeting, self.config.deadline_s)
         exchange.publish_scope(sight.groups, gathers=0)
         exchange.leave()
         return sight, outcome
+
+    def _follow(
+        self, sight: _Sight, agreements: Agreements, agreed: Agreement
+    ) -> tuple[_Sight, RankOutcome]:
+        """Follow what was agreed; the sight is that of what the outcome is about."""
+        view, outcome = follow(self._with_costs(sight, agreements), agreed)
+        return evolve(sight, view=view), outcome
 
     def _with_costs(self, sight: _Sight, agreements: Agreements) -> RankView:
         """The view with what was measured before, and this rank's own compute measured now.
@@ -275,13 +292,28 @@ class OverlapPass:
         return run_loopback(protocol, scope.index(rank), len(scope))
 
     def _negotiate(
-        self, snodes: list[Any], sight: _Sight, job: Job, identity: str, key: GraphKey | None
+        self,
+        snodes: list[Any],
+        sight: _Sight,
+        job: Job,
+        identity: str,
+        key: GraphKey | None,
+        agreed: Sequence[Agreement],
     ) -> tuple[_Sight, RankOutcome]:
-        """Meet the other ranks, and remember what came of it."""
+        """Meet the other ranks, and remember what came of it.
+
+        Raises:
+            DivergenceError: nobody came, and peers may run a graph of the function in an order in
+                which gathers were moved; or what was decided cannot be learned or remembered.
+        """
         view, config = sight.view, self.config
         meeting = job.meeting(view, identity, key)
-        deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
-        if not sight.can_gain:
+        bound = any(agreement.moved for agreement in agreed)
+        # Where program order is no way out, peers that are slow are worth waiting for.
+        deadline_s = (
+            config.recompile_deadline_s if meeting.again and not bound else config.deadline_s
+        )
+        if not sight.can_gain and not bound:
             deadline_s = min(deadline_s, _NOTHING_TO_GAIN_S)
         exchange = self._exchange(job, meeting, deadline_s)
         try:
@@ -298,6 +330,14 @@ class OverlapPass:
                     negotiate(sight.view, found.ranks, sight.measurer), found.ranks
                 )
         except TimeoutError as error:
+            if bound:
+                raise DivergenceError(
+                    f"rank {job.rank} compiles a graph that it cannot align with what the ranks "
+                    f"agreed on for this function: {describe_new(view, agreed)}. No peer has come "
+                    f"to agree on a new order ({error}), and those that run the agreed one would "
+                    "wait for ever for a rank in another. Compile this shape on all ranks "
+                    "together, or switch the pass off on all of them with OVERLAP_CORE=0"
+                ) from error
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
         finally:
             exchange.leave()

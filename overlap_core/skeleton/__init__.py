@@ -14,7 +14,6 @@ from .skeleton import (
     entry_to_json,
     merge_skeletons,
     skeleton_digest,
-    structure_digest,
 )
 
 __all__ = [
@@ -35,5 +34,4 @@ __all__ = [
     "occurrences",
     "order_digest",
     "skeleton_digest",
-    "structure_digest",
 ]

@@ -27,7 +27,6 @@ __all__ = [
     "comparable_size",
     "merge_skeletons",
     "skeleton_digest",
-    "structure_digest",
 ]
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -142,14 +141,6 @@ def skeleton_digest(entries: Sequence[SkeletonEntry]) -> str:
         digest.update(_encode(entry_to_json(entry)).encode())
         digest.update(b"\n")
     return digest.hexdigest()
-
-
-def structure_digest(entries: Sequence[SkeletonEntry]) -> str:
-    """Hex digest of what stays the same when a graph is compiled again for other shapes.
-
-    Sizes count for weight gathers only: weights keep theirs.
-    """
-    return skeleton_digest([e if e.weight_gather else evolve(e, sizes=()) for e in entries])
 
 
 def entry_to_json(entry: SkeletonEntry) -> list[object]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
     from overlap_core.placement import Timeline
     from overlap_core.ranks.negotiation import Protocol
+    from overlap_core.views import RankView
 
 __all__ = ["SCENARIOS"]
 
@@ -65,10 +66,10 @@ def layers(count: int, *, ns: int = 100, nbytes: int = 10) -> list[Node]:
     return nodes
 
 
-def refused(call: Callable[[], RankOutcome]) -> list[str]:
+def refused(call: Callable[[], tuple[RankView, RankOutcome]]) -> list[str]:
     """What an order that cannot be followed says, raised or noted."""
     try:
-        return texts([call()])
+        return texts([call()[1]])
     except OverlapError as error:
         return [str(error)]
 
@@ -361,10 +362,10 @@ def parted_and_left_so() -> list[str]:
 
 
 def following_alone() -> list[str]:
-    [view] = same(1, scatter=True)
-    assert view.frame is not None
-    say = {"why": "the ranks said so", "scope": (0, 1)}
-    slot = Agreement(mode=Mode.SLOT, sequence=(0, 1, 2), **say)
+    views = same(2, scatter=True)
+    view = views[0]
+    slot = agreement_of(view, simulate_views(views)[0])
+    slot = evolve(slot, mode=Mode.SLOT, why="the ranks said so", sequence=(0, 1, 2))
     found = refused(lambda: follow(view, slot))
     found += refused(lambda: follow(evolve(view, skeleton=None), slot))
     for changes in (
@@ -379,9 +380,9 @@ def following_alone() -> list[str]:
 
 def following_into_calls() -> list[str]:
     host = PluginHost.discover(CALLS)
-    graph = graph_of(*layers(2))
+    graph, other = on_ranks(graph_of(*layers(2)), 2)
     view = prepare(graph, CALLS, host)
-    agreement = agreement_of(view, simulate_views([view])[0])
+    agreement = agreement_of(view, simulate_views([view, prepare(other, CALLS, host)])[0])
     alone = prepare(graph, CALLS, host, keep_alone=frozenset({"g1"}))
     nodes = [evolve(n, after=("a0",)) if n.name == "g1" else n for n in graph.nodes]
     apart = prepare(evolve(graph, nodes=tuple(nodes)), CALLS, host)
