@@ -75,7 +75,9 @@ def test_without_a_sequence_communication_stays_in_program_order(mode: Mode) -> 
 def test_a_graph_that_cannot_follow_is_refused_loudly() -> None:
     view, peer = same(2, scatter=True)
     impossible = evolve(agreed(view, peer), why="skeletons match", sequence=(1, 0, 2))
-    with pytest.raises(DivergenceError, match=r"cannot order .* as the ranks agreed \(skeletons") as e:
+    with pytest.raises(
+        DivergenceError, match=r"cannot order .* as the ranks agreed \(skeletons"
+    ) as e:
         follow(view, impossible)
     print(e.value)
     assert "(r) cannot come where it was agreed on, since it depends on g0" in str(e.value)

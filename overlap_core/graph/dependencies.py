@@ -27,6 +27,9 @@ def check_nodes(graph: OverlapGraph) -> None:
         )
     if graph.input_bytes is not None and graph.input_bytes < 0:
         raise GraphFormatError(f"input_bytes is negative ({graph.input_bytes})")
+    for name in graph.input_kinds:
+        if name not in graph.inputs:
+            raise GraphFormatError(f"input_kinds names {name!r}, which is no input of the graph")
     position: dict[str, int] = {}
     writer: dict[str, int] = {}
     known = {*graph.inputs, *graph.constants}

@@ -29,6 +29,7 @@ from .dependencies import (
     operations_inside,
 )
 from .groups import GroupResolver
+from .input_kinds import find_input_kinds
 from .numbering import find_captured
 from .sizes import SizeReader
 from .work import describe_work
@@ -148,6 +149,7 @@ def adapt(
         constants=tuple(constants),
         outputs=tuple(n for n in inductor_graph.get_output_names() if n in known),
         symbols=sizes.hints(),
+        input_kinds=find_input_kinds(inductor_graph, inputs),
         # What is no tensor, such as None, has a name and is no input of the graph.
         input_bytes=sum(_held_bytes(inductor_graph.graph_inputs.get(n), sizes) for n in inputs),
     )

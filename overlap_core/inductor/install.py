@@ -22,6 +22,7 @@ from overlap_core.ranks import Mode
 from overlap_core.session import session
 
 from .groups import rank_and_world_size
+from .input_kinds import capturing
 from .job import forget_other_job
 from .numbering import with_numbering
 from .overlap_pass import OverlapPass
@@ -172,7 +173,8 @@ def _compile_with_overlap(original: Any, args: tuple[Any, ...], kwargs: dict[str
         logger.warning("overlap is off: %s", why)
         forget_other_job()
         add_record(_off(why))
-    return original(*args, **kwargs)
+    with capturing(args[0] if args else kwargs.get("model_")):
+        return original(*args, **kwargs)
 
 
 def _find_pass(passes: Any) -> OverlapPass | None:

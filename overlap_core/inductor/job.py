@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from overlap_core.ranks.store import KeyValueStore
     from overlap_core.views import RankView
 
-__all__ = ["Job", "Meeting", "current_job", "forget_other_job", "key_of"]
+__all__ = ["Job", "Meeting", "current_job", "forget_other_job", "is_in_force", "key_of"]
 
 
 @frozen(kw_only=True)
@@ -66,6 +66,11 @@ class Job:
                 )
             return self._agreements[setting]
 
+    def goes_by(self, plan: str) -> bool:
+        """Whether a plan was agreed on under some configuration."""
+        with self._lock:
+            return any(agreements.plan == plan for agreements in self._agreements.values())
+
     def meeting(
         self, view: RankView, identity: str, key: GraphKey | None, *, counts: bool = True
     ) -> Meeting:
@@ -107,6 +112,12 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
         structure=noticed.digest(),
         groups=hashlib.sha256(json.dumps(noticed.groups).encode()).hexdigest(),
     )
+
+
+def is_in_force(plan: str) -> bool:
+    """Whether the ranks of this job agreed to go by a plan; where there are no ranks, any is."""
+    job = current_job()
+    return job is None or job.world_size == 1 or job.goes_by(plan)
 
 
 def current_job() -> Job | None:

@@ -31,7 +31,7 @@ from .coalesce import coalesce, find_uncoalescable
 from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
-from .identity import code_of, identify
+from .identity import code_of, compiled_code, identify
 from .job import Meeting, current_job, forget_other_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
@@ -61,8 +61,9 @@ class OverlapPass:
     """One installation of the pass.
 
     It survives `copy.deepcopy` as itself. Inductor's caches, which pickle it for their keys, get
-    the name of the plan that all ranks hold and this rank's number: compiled code is found again
-    by the rank that made it, and only under the plan that it was made under.
+    the name of the plan that all ranks hold, this rank's number and the function: compiled code is
+    found again by the rank that made it, for the function that it was agreed on for, and only under
+    the plan that it was made under.
     """
 
     def __init__(self, config: OverlapConfig, host: PluginHost, clock: Clock = REAL_CLOCK) -> None:
@@ -77,7 +78,7 @@ class OverlapPass:
         job = current_job()
         if job is None:
             raise BypassFxGraphCache("overlap_core has no process group to ask")
-        return str, (job.agreements(self.config, self.host).token(),)
+        return str, (job.agreements(self.config, self.host).token(compiled_code()),)
 
     def __repr__(self) -> str:
         return f"OverlapPass({self.config!r})"

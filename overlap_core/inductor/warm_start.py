@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.runtime.runtime_utils import cache_dir
 
@@ -83,6 +84,8 @@ class Agreements:
         """What was measured so far, by key; of what communicates, by all ranks together."""
         self.machine = IDEAL
         """As it was probed by all ranks together."""
+        self.plan = ""
+        """The name under which all ranks keep their plan files, or did until one was dropped."""
         self._rank = rank
         self._path: Path | None = None
         self._file: PlanFile | None = None
@@ -111,6 +114,7 @@ class Agreements:
             self._file, warm = agree_on_start(store, prefix, world_size, found, header, patience_s)
         if self._file is None:
             return
+        self.plan = self._file.name
         for key, agreement in self._file.agreements:
             self.book.add(key, agreement)
         if not warm:
@@ -139,18 +143,25 @@ class Agreements:
             except OSError as error:
                 logger.warning("plan file %s cannot be removed: %s", self._path, error)
 
-    def token(self) -> str:
+    def token(self, code: str) -> str:
         """What the cache keys of this rank's compiled code must contain.
+
+        Args:
+            code: the function that is compiled. Another one of equal code has agreements of its
+                own.
 
         Raises:
             BypassFxGraphCache: this rank must keep away from caches.
         """
         if self._file is None:
             raise BypassFxGraphCache("overlap_core has no plan that all ranks hold")
-        return f"overlap_core {self._file.name} rank {self._rank}"
+        if getattr(dynamo_config, "caching_precompile", False):
+            raise BypassFxGraphCache("Dynamo would load what it keeps under any plan")
+        return f"overlap_core {self.plan} rank {self._rank} {code}"
 
     def mark_code(self, wrapper_code: Any) -> str:
-        """Let the code that is being generated say that it was loaded, see `report.cached`.
+        """Let the code that is being generated say when it is loaded, and under which plan it was
+        made, see `report.cached`.
 
         Returns:
             The name of the graph's report; empty if there is none to come back to.
@@ -161,7 +172,7 @@ class Agreements:
         name = uuid.uuid4().hex
         folder = self._path.with_suffix("") / self._file.name
         header.writeline("from overlap_core.report.cached import note_loaded as _note_loaded")
-        header.writeline(f"_note_loaded({str(folder)!r}, {name!r})")
+        header.writeline(f"_note_loaded({str(folder)!r}, {name!r}, {self.plan!r})")
         return name
 
     def _save(self) -> None:

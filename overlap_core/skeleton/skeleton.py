@@ -53,8 +53,8 @@ def build_skeleton(
 ) -> Skeleton:
     """Ask `classify` about every node but waits, and find the weight gathers.
 
-    A weight gather is a gather whose input is computed from graph inputs only and whose result
-    is waited for by somebody who uses it.
+    A weight gather is a gather whose input is computed from graph inputs only, none of which is
+    known to be an activation, and whose result is waited for by somebody who uses it.
 
     Raises:
         PluginError: from `classify`.
@@ -75,7 +75,11 @@ def build_skeleton(
         if answer.gather and node.kind is NodeKind.COLLECTIVE:
             states = {input_only[before] for before in graph.data_predecessors[position]}
             from_inputs = not inputs.isdisjoint(node.reads) or True in states
-            if from_inputs and False not in states:
+            if (
+                from_inputs
+                and False not in states
+                and graph.activations.isdisjoint((*node.reads, *node.mutates))
+            ):
                 group = find_launch_group(graph, position, input_only, positions)
                 if _is_used(graph, group):
                     gathers.append(group)
