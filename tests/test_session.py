@@ -226,6 +226,7 @@ def test_what_a_compile_learns_in_a_new_job_stays(caches: bool) -> None:
     assert session.learned.job is current_job()
 
 
+@pytest.mark.slow
 def test_a_compile_that_the_pass_never_sees_belongs_to_the_new_job() -> None:
     begin_job()
     compile_up_to_the_pass()

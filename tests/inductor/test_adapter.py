@@ -51,6 +51,7 @@ def test_a_gather_its_wait_and_a_matmul(capture: Any, gather: Any, x: torch.Tens
     assert [found.graph.nodes[p].name for p in group.members] == [launch.name]
 
 
+@pytest.mark.slow
 def test_a_placeholder_that_is_no_tensor_is_no_input(gather: Any, x: torch.Tensor) -> None:
     """A hook on a tensor under compiled autograd hands its state over among the inputs."""
 

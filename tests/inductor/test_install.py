@@ -21,6 +21,9 @@ from overlap_core.inductor import check_torch
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.inductor.versions import REQUIRED, SIMPLE_OVERLAP_KEY, PrivateName
 
+# Most of these run what they compiled.
+pytestmark = pytest.mark.slow
+
 GATE = "reorder_for_compute_comm_overlap"
 PASSES = "reorder_for_compute_comm_overlap_passes"
 

@@ -109,6 +109,7 @@ def test_an_empty_graph_is_left_alone(fake_world: None) -> None:
     assert make_pass()([]) == []
 
 
+@pytest.mark.slow
 def test_branches_are_served_under_their_own_names(fake_world: None, gather: Any) -> None:
     def branch(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.sin(torch.sin(x @ gather(w)) @ gather(v))
