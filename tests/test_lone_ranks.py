@@ -1,116 +1,335 @@
 """A rank that compiles alone keeps to what its peers run, on real ranks.
 
-Each job runs a sequence of calls twice: without the pass, and with it, where ranks compile some of
-them alone. No deadline is short enough to be waited out.
+Each job runs a sequence of training steps twice: without the pass, and with it, where ranks compile
+some of them alone. No deadline is short enough to be waited out.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from attrs import field, frozen
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
+from overlap_core.host import PluginHost
+from overlap_core.inductor import adapter
+from overlap_core.inductor.install import _compose
+from overlap_core.inductor.overlap_pass import OverlapPass
+from overlap_core.inductor.versions import SIMPLE_OVERLAP_KEY, has_config_key
+from overlap_core.testing import shard_module
+
+from .pipeline_views import Failing
+from .virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from overlap_core.testing import RunRanks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 OPS = torch.ops._c10d_functional
-LONG = {"deadline_s": 300.0, "recompile_deadline_s": 300.0}
+DIM = 64
+SOON_S = 120.0
+"""No negotiation waits for its deadline, which is later."""
+CONFIG = oc.OverlapConfig(costs="analytical", recompile_deadline_s=300)
 
 
-def define_exchange() -> Any:
-    """An op that communicates inside."""
-    if not hasattr(torch.ops.lone, "exchange"):
+def define_exchange() -> None:
+    """An op that communicates inside, the same bytes whatever its input's length is."""
+    if hasattr(torch.ops.lone, "exchange"):
+        return
 
-        @oc.register_custom_op("lone::exchange", has_internal_collective=True)
-        def exchange(x: torch.Tensor) -> torch.Tensor:
-            out = x.clone()
-            dist.all_reduce(out)
-            return out
+    @oc.register_custom_op("lone::exchange", has_internal_collective=True)
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(0)
+        dist.all_reduce(mean)
+        return x + mean
 
-        exchange.register_fake(torch.empty_like)
-        exchange.register_autograd(lambda ctx, grad: torch.ops.lone.exchange(grad))
-    return torch.ops.lone.exchange
-
-
-def wait(tensor: torch.Tensor) -> torch.Tensor:
-    return OPS.wait_tensor(tensor)
+    exchange.register_fake(torch.empty_like)
+    exchange.register_autograd(lambda ctx, grad: torch.ops.lone.exchange(grad))
 
 
-def gather(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    return wait(OPS.all_gather_into_tensor(shard, group.size(), group.group_name))
+class Block(nn.Module):
+    """Two layers around an op that communicates; the second one's gather can move past it."""
+
+    def __init__(self, mine: dist.ProcessGroup, *, parallel: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(DIM, DIM, bias=False)
+        self.second = nn.Linear(DIM, DIM, bias=False)
+        self.mine = mine
+        self.parallel = parallel
+        """Whether each rank of `mine` gets a part of the sequence."""
+
+    def forward(self, x: torch.Tensor, extra: bool = False) -> torch.Tensor:
+        if self.parallel:
+            x = funcol.all_gather_tensor_autograd(x, 0, self.mine)
+        x = torch.relu(self.first(x))
+        if extra:
+            x = x + funcol.all_reduce(x.detach(), "sum", self.mine)
+        x = self.second(torch.ops.lone.exchange(x))
+        if self.parallel:
+            x = funcol.reduce_scatter_tensor_autograd(x, "sum", 0, self.mine)
+        return x
 
 
-def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    return wait(OPS.all_reduce(x, "sum", group.group_name))
+@frozen(kw_only=True)
+class Seen:
+    """What one rank saw, as plain data."""
+
+    equal: bool
+    """Outputs and gradients of all steps are those without the pass."""
+    modes: tuple[str, ...]
+    hoisted: tuple[int, ...]
+    alone: tuple[bool, ...]
+    gathers: tuple[int, ...]
+    """Weight gathers of each graph."""
+    notes: tuple[tuple[str, ...], ...]
+    before: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[str, ...], ...] = field()
+    """Ops that communicate, in program order and as they are issued."""
 
 
-def groups_of(size: int, world_size: int) -> list[dist.ProcessGroup]:
-    """Groups of neighbours, which every rank must make."""
-    starts = range(0, world_size, size)
-    return [dist.new_group(list(range(start, start + size))) for start in starts]
+def without_pass() -> dict[str, Any]:
+    """Options for a baseline, where Inductor's own reorderings part no ranks."""
+    options: dict[str, Any] = {
+        "fx_graph_cache": False,
+        "reorder_for_locality": False,
+        "reorder_for_peak_memory": False,
+    }
+    if has_config_key(SIMPLE_OVERLAP_KEY):
+        options[SIMPLE_OVERLAP_KEY] = False
+    return options
 
 
-def run(model: Callable[..., torch.Tensor], x: torch.Tensor, *more: Any) -> list[float]:
-    """The result and the gradient of a call."""
-    x = x.detach().requires_grad_(x.is_floating_point())
-    out = model(x, *more)
-    out.sum().backward()
-    return [out.sum().item(), x.grad.sum().item()]
+def step(model: Any, call: Sequence[Any]) -> list[torch.Tensor]:
+    """Outputs and gradients of one training step."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    x = call[0].clone().requires_grad_()
+    out = model(x, *call[1:])
+    out.square().sum().backward()
+    grads = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    return [out.detach(), *(getattr(grad, "_local_tensor", grad) for grad in grads)]
 
 
 def compare(
-    make: Callable[..., Callable[..., torch.Tensor]],
-    calls: list[tuple[Any, ...]],
-    **config: Any,
-) -> dict[str, Any]:
-    """Run the calls as they are and compiled; what the ranks saw."""
-    options = oc.inductor_options(oc.OverlapConfig(costs="analytical", **{**LONG, **config}))
-    model = make()
-    plain = [run(model, *call) for call in calls]
-    compiled = torch.compile(model, fullgraph=True, options=options)
-    found = [run(compiled, *call) for call in calls]
-    return {
-        "equal": found == plain,
-        "reports": [(str(r.mode), r.hoisted, r.notes, r.why) for r in oc.reports()],
-        "orders": [
-            [r.graph.nodes[r.graph.index[name]].op.rpartition(".")[0] for name in r.collectives]
-            for r in oc.reports()
-        ],
-    }
+    model: nn.Module,
+    calls: Sequence[Sequence[Any]],
+    dynamic: bool | None = False,
+    options: dict[str, Any] | None = None,
+    before: Callable[[int], None] = lambda number: None,
+) -> Seen:
+    """Run the calls without the pass and with it.
+
+    Args:
+        model, dynamic: what is compiled.
+        calls: arguments of each step.
+        options: that install the pass; None: with the default plugins.
+        before: called with the number of each step before it, when the pass is on.
+    """
+
+    def run(options: dict[str, Any], before: Callable[[int], None]) -> list[list[torch.Tensor]]:
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, options=options)
+        found = []
+        for number, call in enumerate(calls):
+            before(number)
+            found.append(step(compiled, call))
+        return found
+
+    plain = run(without_pass(), lambda number: None)
+    found = run(oc.inductor_options(CONFIG) if options is None else options, before)
+    return seen(all(all(map(torch.equal, a, b)) for a, b in zip(plain, found, strict=True)))
 
 
-def one_more_all_reduce(rank: int, world_size: int, own: int) -> dict[str, Any]:
-    exchange = define_exchange()
-    mine = groups_of(own, world_size)[rank // own]
+def seen(equal: bool) -> Seen:
+    reports = oc.reports()
+
+    def ops(report: oc.Report, names: Sequence[str]) -> tuple[str, ...]:
+        graph = report.graph
+        return tuple(graph.nodes[graph.index[name]].op.split(".")[1] for name in names)
+
+    return Seen(
+        equal=equal,
+        modes=tuple(str(r.mode) for r in reports),
+        hoisted=tuple(r.hoisted for r in reports),
+        alone=tuple(any("compiled alone" in note for note in r.notes) for r in reports),
+        gathers=tuple(len(r.gathers) for r in reports),
+        notes=tuple(r.notes for r in reports),
+        before=tuple(ops(r, [entry.node for entry in r.skeleton]) for r in reports),
+        after=tuple(ops(r, r.collectives) for r in reports),
+    )
+
+
+def place(rank: int, world_size: int) -> tuple[dist.ProcessGroup, bool]:
+    """The rank's replica, of which there are two, and whether it is the one that goes alone."""
+    mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replica", "inside"))
+    return mesh["inside"].get_group(), rank >= world_size // 2
+
+
+def make(world_size: int, mine: dist.ProcessGroup, **options: Any) -> nn.Module:
+    define_exchange()
     torch.manual_seed(0)
-    a, b = (torch.randn(64, 64 // world_size)[:, :].t().contiguous() for _ in range(2))
+    block = Block(mine, **options)
+    mesh = init_device_mesh("cpu", (world_size,))
+    return shard_module(block, mesh, reshard_after_forward=True)
 
-    def make() -> Callable[..., torch.Tensor]:
-        def model(x: torch.Tensor, extra: bool) -> torch.Tensor:
-            world = dist.group.WORLD
-            x = x @ gather(a, world)
-            if extra:
-                x = all_reduce(x, mine)
-            x = exchange(x) @ x
-            return x @ gather(b, world)
 
-        return model
+def check(results: list[Seen], lone: Sequence[int]) -> None:
+    """Gathers moved, and the ranks that compiled alone followed."""
+    for rank, found in enumerate(results):
+        assert found.equal
+        assert set(found.modes) == {"identical"}
+        assert found.after[:2] != found.before[:2]
+        assert found.alone == (False, False) + (True, True) * (rank in lone)
 
-    x = torch.randn(64, 64)
-    alone = rank >= world_size - own
-    return compare(make, [(x, False), (x, alone)])
+
+def one_more_all_reduce(rank: int, world_size: int) -> Seen:
+    mine, alone = place(rank, world_size)
+    model = make(world_size, mine)
+    x = torch.randn(24, DIM)
+    return compare(model, [(x, False), (x, alone), (x, False)])
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_one_more_collective_on_a_group_of_its_own(pooled_ranks: RunRanks, world_size: int) -> None:
-    found = pooled_ranks(one_more_all_reduce, world_size, world_size // 2, deadline_s=90)
-    print(found)
-    assert all(one["equal"] for one in found)
+    results = pooled_ranks(one_more_all_reduce, world_size, deadline_s=SOON_S)
+    check(results, range(world_size // 2, world_size))
+
+
+def another_length(rank: int, world_size: int, dynamic: bool | None) -> Seen:
+    mine, alone = place(rank, world_size)
+    model = make(world_size, mine, parallel=True)
+    x, longer = torch.randn(24, DIM), torch.randn(40, DIM)
+    return compare(model, [(x,), (longer if alone else x,), (x,)], dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, None])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_another_length_of_a_gathered_input(
+    pooled_ranks: RunRanks, world_size: int, dynamic: bool | None
+) -> None:
+    results = pooled_ranks(another_length, world_size, dynamic, deadline_s=SOON_S)
+    check(results, range(world_size // 2, world_size))
+    for found in results:
+        assert set(found.gathers) == {2}
+
+
+
+PLUGIN = """
+import os
+from overlap_core import hookimpl
+
+@hookimpl
+def overlap_classify_node(node):
+    if os.environ.get("LONE_PLUGIN") == "raises":
+        raise ValueError("no such shape")
+"""
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """A plugin as pip leaves it, in a folder of its own."""
+    info = folder / "lone_plugin-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (folder / "lone_plugin.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lone-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[overlap_core]\nlone = lone_plugin\n")
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("lone_plugin", None)
+        os.environ.pop("LONE_PLUGIN", None)
+
+
+def at_fault(rank: int, world_size: int, fault: str, folder: str) -> Seen:
+    """Another length on some ranks, and there something fails."""
+    mine, alone = place(rank, world_size)
+    model = make(world_size, mine)
+    x, longer = torch.randn(24, DIM), torch.randn(40, DIM)
+    clock = VirtualClock()
+    hook = Failing("overlap_classify_node", wait=lambda: clock.sleep(3600))
+
+    def fail(*args: Any) -> None:
+        raise ValueError("a size that cannot be read")
+
+    def break_it(number: int) -> None:
+        if number == 0 or not alone:
+            return
+        if fault == "plugin":
+            os.environ["LONE_PLUGIN"] = "raises"
+        elif fault == "hook is late":
+            hook.active = True
+        else:
+            patch.setattr(adapter, "describe_work", fail)
+
+    with pytest.MonkeyPatch.context() as patch, installed(Path(folder) / str(rank)):
+        if fault == "hook is late":
+            host = PluginHost.discover(CONFIG, plugins=(hook,), clock=clock)
+            options = _compose(OverlapPass(CONFIG, host), {})
+        else:
+            options = oc.inductor_options(CONFIG)
+        calls = [(x,), (longer if alone else x,), (x,)]
+        return compare(model, calls, options=options, before=break_it)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "fault"),
+    [(2, "plugin"), (4, "plugin"), (2, "hook is late"), (2, "no description")],
+)
+def test_a_fault_of_the_new_shape_only(
+    pooled_ranks: RunRanks, world_size: int, fault: str, tmp_path: Path
+) -> None:
+    results = pooled_ranks(at_fault, world_size, fault, str(tmp_path), deadline_s=SOON_S)
+    lone = range(world_size // 2, world_size)
+    check(results, lone)
+    for rank in lone:
+        for notes in results[rank].notes[2:]:
+            assert any("costs and policies are left out" in note for note in notes), notes
+
+
+class Specialized(nn.Module):
+    """At length 1 the cast before the second gather becomes one kernel with an activation."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = map(nn.Parameter, weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x @ gather(self.first)
+        second = self.second.bfloat16()
+        x = torch.ops.lone.exchange(x) + self.second.sum() 
+        return x @ gather(second).float()
+
+
+def gather(shard: torch.Tensor) -> torch.Tensor:
+    return funcol.all_gather_tensor_autograd(shard, 0, dist.group.WORLD)
+
+
+def length_one(rank: int, world_size: int) -> Seen:
+    define_exchange()
+    torch.manual_seed(0)
+    rows = DIM // world_size
+    model = Specialized([torch.randn(DIM, DIM)[rank * rows :][:rows] for _ in range(2)])
+    x, longer, one = (torch.randn(length, DIM) for length in (24, 40, 1))
+    return compare(model, [(x,), (longer,), (one if rank else x,), (x,)], None)
+
+
+def test_a_length_that_torch_specializes(pooled_ranks: RunRanks) -> None:
+    results = pooled_ranks(length_one, 2, deadline_s=SOON_S)
+    for r in results:
+        print(r)
+    check(results, [1])
