@@ -12,8 +12,6 @@ from overlap_core import OverlapConfig
 from overlap_core.errors import DivergenceError
 from overlap_core.following import (
     agreement_of,
-    choose_agreement,
-    describe_new,
     follow,
     peer_skeleton_of,
 )

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from attrs import field, frozen
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
@@ -226,7 +227,6 @@ def test_another_length_of_a_gathered_input(
         assert set(found.gathers) == {2}
 
 
-
 PLUGIN = """
 import os
 from overlap_core import hookimpl
@@ -304,15 +304,14 @@ def test_a_fault_of_the_new_shape_only(
 class Specialized(nn.Module):
     """At length 1 the cast before the second gather becomes one kernel with an activation."""
 
-    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(self, *weights: torch.Tensor) -> None:
         super().__init__()
         self.first, self.second = map(nn.Parameter, weights)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x @ gather(self.first)
-        second = self.second.bfloat16()
-        x = torch.ops.lone.exchange(x) + self.second.sum() 
-        return x @ gather(second).float()
+        x = torch.relu(x + self.second) @ gather(self.first)
+        x = torch.ops.lone.exchange(x)
+        return x @ gather(self.second.bfloat16()).float().t()
 
 
 def gather(shard: torch.Tensor) -> torch.Tensor:
@@ -323,13 +322,58 @@ def length_one(rank: int, world_size: int) -> Seen:
     define_exchange()
     torch.manual_seed(0)
     rows = DIM // world_size
-    model = Specialized([torch.randn(DIM, DIM)[rank * rows :][:rows] for _ in range(2)])
+    model = Specialized(
+        torch.randn(DIM, DIM)[rank * rows :][:rows], torch.randn(world_size, DIM)[rank : rank + 1]
+    )
     x, longer, one = (torch.randn(length, DIM) for length in (24, 40, 1))
     return compare(model, [(x,), (longer,), (one if rank else x,), (x,)], None)
 
 
 def test_a_length_that_torch_specializes(pooled_ranks: RunRanks) -> None:
     results = pooled_ranks(length_one, 2, deadline_s=SOON_S)
-    for r in results:
-        print(r)
-    check(results, [1])
+    for rank, found in enumerate(results):
+        assert found.equal
+        # Where torch specialized, the second gather is none of a weight.
+        assert found.gathers[::2] == ((2, 2), (2, 2, 1))[rank]
+        assert found.alone[::2] == ((False, True), (False, True, True))[rank]
+        for before, after in zip(found.before[::2], found.after[::2], strict=True):
+            assert before == ("all_gather_into_tensor", "exchange", "all_gather_into_tensor")
+            assert after == ("all_gather_into_tensor", "all_gather_into_tensor", "exchange")
+
+
+def layers(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.ops.lone.exchange(torch.relu(x @ gather(first))) @ gather(second)
+
+
+def text(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    return layers(x, *weights)
+
+
+def image(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    return layers(x, *weights)
+
+
+def two_functions(rank: int, world_size: int, folder: str) -> tuple[bool, list[Any], int]:
+    """Outputs are equal, what was reported, and how often a cache had compiled code."""
+    define_exchange()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache{rank}"
+    rows = DIM // world_size
+    weights = [torch.randn(DIM, DIM)[rank * rows :][:rows] for _ in range(2)]
+    calls = [(text, 512), (image, 768 if rank else 512)]
+    inputs = [torch.randn(length, DIM, requires_grad=True) for _, length in calls]
+    config = oc.OverlapConfig(costs="analytical", plan_dir=f"{folder}/plans")
+    found = []
+    for options in (without_pass(), oc.inductor_options(config)):
+        torch.compiler.reset()
+        compiled = {f: torch.compile(f, fullgraph=True, options=options) for f in (text, image)}
+        found.append([compiled[f](x, *weights) for (f, _), x in zip(calls, inputs, strict=True)])
+    hits = counters["aot_autograd"]["autograd_cache_hit"]
+    reports = [(str(r.mode), r.hoisted, r.notes) for r in oc.reports()]
+    return all(map(torch.equal, *found)), reports, hits
+
+
+def test_two_functions_of_equal_code(pooled_ranks: RunRanks, tmp_path: Path) -> None:
+    for equal, reports, hits in pooled_ranks(two_functions, 2, str(tmp_path), deadline_s=SOON_S):
+        assert equal
+        assert reports == [("identical", 1, ())] * 2
+        assert hits == 0

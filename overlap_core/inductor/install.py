@@ -28,6 +28,7 @@ from .numbering import with_numbering
 from .overlap_pass import OverlapPass
 from .records import add_record
 from .versions import SIMPLE_OVERLAP_KEY, check_torch, has_config_key
+from .warm_start import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +117,10 @@ def enabled(config: OverlapConfig | None = None) -> Iterator[None]:
 def _make_pass(config: OverlapConfig | None) -> OverlapPass:
     check_torch()
     config = OverlapConfig() if config is None else config
-    return OverlapPass(config, PluginHost.discover(config))
+    made = OverlapPass(config, PluginHost.discover(config))
+    with session.lock:
+        session.kept.made[setting_of(made.config, made.host)] = made
+    return made
 
 
 def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, Any]:

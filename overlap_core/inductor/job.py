@@ -67,9 +67,13 @@ class Job:
             return self._agreements[setting]
 
     def goes_by(self, plan: str) -> bool:
-        """Whether a plan was agreed on under some configuration."""
+        """Whether a plan is one that something was compiled under, or could be."""
+        with session.lock:
+            made = list(session.kept.made.values())
         with self._lock:
-            return any(agreements.plan == plan for agreements in self._agreements.values())
+            if any(agreements.plan == plan for agreements in self._agreements.values()):
+                return True
+        return any(self.agreements(one.config, one.host).plan == plan for one in made)
 
     def meeting(
         self, view: RankView, identity: str, key: GraphKey | None, *, counts: bool = True
@@ -115,7 +119,10 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
 
 
 def is_in_force(plan: str) -> bool:
-    """Whether the ranks of this job agreed to go by a plan; where there are no ranks, any is."""
+    """Whether the ranks of this job go by a plan; where there are no ranks, any is.
+
+    Asks all ranks how they start, if nothing was compiled yet.
+    """
     job = current_job()
     return job is None or job.world_size == 1 or job.goes_by(plan)
 

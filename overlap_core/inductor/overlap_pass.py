@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch._functorch.config as functorch_config
 from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
@@ -111,6 +112,10 @@ class OverlapPass:
             return snodes
         forget_other_job()
         rank, world_size = world
+        if _leaves_this_process():
+            if any(map(is_collective_kernel, snodes)):
+                add_record(_kept(rank, "it is packaged as C++, which cannot check its plan"))
+            return snodes
         sight = self._look(snodes, rank, world_size)
         sight, outcome = self._decide(snodes, sight)
         if outcome is None:
@@ -410,6 +415,12 @@ def _is_of_interest(snodes: list[Any]) -> bool:
     """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
     name = getattr(V.graph, "name", None) or ""
     return bool(snodes) and not name.startswith("benchmark_")
+
+
+def _leaves_this_process() -> bool:
+    """Whether another process may load the code without asking; what is Python asks."""
+    bundled = functorch_config.bundled_autograd_cache and V.graph.cpp_wrapper
+    return bool(V.graph.aot_mode or bundled)
 
 
 def _kept(

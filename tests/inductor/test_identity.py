@@ -9,12 +9,7 @@ import torch
 from torch._dynamo.external_utils import wrap_inline
 from torch._inductor.virtualized import V
 
-import overlap_core as oc
-from overlap_core.host import PluginHost
 from overlap_core.inductor.identity import identify
-from overlap_core.inductor.job import key_of
-from overlap_core.testing import GraphBuilder
-from overlap_core.views import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,6 @@ from overlap_core.host import PluginHost
 from overlap_core.pipeline import negotiate
 from overlap_core.placement import Plan, TimelineModel
 from overlap_core.ranks import (
-    Agreement,
     Commitment,
     Mode,
     ModeDecision,
