@@ -7,6 +7,7 @@ some of them alone. No deadline is short enough to be waited out.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,18 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from attrs import field, frozen
 from torch import nn
+from torch._dynamo.precompile_context import PrecompileContext
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 
 import overlap_core as oc
+from overlap_core.errors import DivergenceError
 from overlap_core.host import PluginHost
 from overlap_core.inductor import adapter
 from overlap_core.inductor.install import _compose
 from overlap_core.inductor.overlap_pass import OverlapPass
 from overlap_core.inductor.versions import SIMPLE_OVERLAP_KEY, has_config_key
-from overlap_core.testing import shard_module
+from overlap_core.testing import run_ranks, shard_module
 
 from .pipeline_views import Failing
 from .virtual_clock import VirtualClock
@@ -342,7 +345,8 @@ def test_a_length_that_torch_specializes(pooled_ranks: RunRanks) -> None:
 
 
 def layers(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return torch.ops.lone.exchange(torch.relu(x @ gather(first))) @ gather(second)
+    """Without a kernel of their own, whose compiler is slow."""
+    return torch.ops.lone.exchange(x @ gather(first)) @ gather(second)
 
 
 def text(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -377,3 +381,64 @@ def test_two_functions_of_equal_code(pooled_ranks: RunRanks, tmp_path: Path) -> 
         assert equal
         assert reports == [("identical", 1, ())] * 2
         assert hits == 0
+
+
+def packed(rank: int, world_size: int, folder: str, plans: str, how: str) -> Any:
+    """One start of a job whose compiled code is kept by Dynamo, or saved or loaded by the user."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/cache{rank}"
+    define_exchange()
+    torch.manual_seed(0)
+    rows = DIM // world_size
+    weights = [torch.randn(DIM, DIM)[rank * rows :][:rows] for _ in range(2)]
+    x = torch.randn(24, DIM, requires_grad=how == "keep")
+    config = oc.OverlapConfig(costs="analytical", plan_dir=f"{folder}/{plans}{rank}")
+    options = oc.inductor_options(config)
+    file = Path(folder) / f"function{rank}"
+    if how == "load":
+        try:
+            with file.open("rb") as saved:
+                compiled = torch.compiler.load_compiled_function(saved)
+        except DivergenceError as error:
+            return str(error)
+    else:
+        compiled = torch.compile(text, fullgraph=True, dynamic=False, options=options)
+    if how == "save":
+        compiled = compiled.aot_compile(((x, *weights), {}))
+        compiled.save_compiled_function(str(file))
+    output = compiled(x, *weights)
+    if how == "keep":
+        PrecompileContext.save_to_dynamo_cache()
+    plain = text(x, *weights)
+    torch.testing.assert_close(output, plain)
+    return {
+        "found": counters["dynamo_cache"]["dynamo_cache_hit"],
+        "modes": [str(r.mode) for r in oc.reports()],
+        "alone": [any("compiled alone" in note for note in r.notes) for r in oc.reports()],
+    }
+
+
+def start(folder: Path, how: str, plans: str = "plans") -> list[Any]:
+    env = {"TORCH_CACHING_PRECOMPILE": str(int(how == "keep"))}
+    return run_ranks(packed, 2, str(folder), plans, how, deadline_s=SOON_S, env=env)
+
+
+def test_code_that_dynamo_keeps(tmp_path: Path) -> None:
+    for one in start(tmp_path, "keep"):
+        assert one == {"found": 0, "modes": ["identical"], "alone": [False]}
+    # One node is replaced: its ranks start with nothing, and all agree anew.
+    shutil.rmtree(tmp_path / "cache1")
+    shutil.rmtree(tmp_path / "plans1")
+    for rank, one in enumerate(start(tmp_path, "keep")):
+        assert one == {"found": 1 - rank, "modes": ["identical"], "alone": [False]}
+    # Plans are lost, code is not.
+    for one in start(tmp_path, "keep", "other"):
+        assert one == {"found": 1, "modes": ["identical"], "alone": [False]}
+
+
+def test_code_that_a_user_saves(tmp_path: Path) -> None:
+    for one in start(tmp_path, "save"):
+        assert one["modes"] == ["identical"]
+    for one in start(tmp_path, "load"):
+        assert one["modes"] == ["identical"]
+    for one in start(tmp_path, "load", "other"):
+        assert "compiled under a plan of overlap_core that the ranks do not share" in one
