@@ -43,7 +43,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _PAUSE_S = 0.01
 
 
