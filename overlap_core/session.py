@@ -62,6 +62,8 @@ class Kept:
     """Registered ops by name."""
     passes: list[OverlapPass] = Factory(list)
     """Installed for all compiles, by `enable` and `enabled`; the last one counts."""
+    off: str = ""
+    """Why the last installation came to nothing, and this process goes on without overlap."""
     original_compile_fx: Any = None
     """Inductor's own entry, once ours stands in its place."""
     listeners: tuple[Listener, ...] = ()

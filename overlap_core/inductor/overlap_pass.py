@@ -7,6 +7,7 @@ diverge from what its peers run already.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
 from .telling import tell
+from .versions import software
+from .warm_start import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,8 +103,22 @@ class OverlapPass:
                 error,
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
-            add_record(_kept(0, f"the pass failed: {type(error).__name__}: {error}"))
+            why = _failed(error)
+            add_record(_kept(0, why))
+            self._excuse(snodes, why)
             return snodes
+
+    def _excuse(self, snodes: list[Any], why: str) -> None:
+        """Tell peers that wait for this rank at a graph on which it failed. Never raises."""
+        with contextlib.suppress(Exception):
+            job = current_job()
+            if job is None or job.world_size == 1:
+                return
+            setting = setting_of(self.config, self.host)
+            counts = any(map(is_collective_kernel, snodes))
+            meeting = job.missed_meeting(V.graph, identify(V.graph), setting, counts=counts)
+            if meeting is not None:
+                self._exchange(job, meeting, self.config.deadline_s).leave(why)
 
     def _reorder(self, snodes: list[Any]) -> list[Any]:
         world = rank_and_world_size()
@@ -251,7 +268,8 @@ class OverlapPass:
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
         exchange = self._exchange(job, meeting, self.config.deadline_s)
-        exchange.publish_scope(sight.groups, gathers=0)
+        off = "" if outcome is None else outcome.why
+        exchange.publish_scope(sight.groups, gathers=0, off=off)
         exchange.leave()
         return sight, outcome
 
@@ -340,6 +358,9 @@ class OverlapPass:
                     "together, or switch the pass off on all of them with OVERLAP_CORE=0"
                 ) from error
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
+        except Exception as error:
+            exchange.leave(_failed(error))
+            raise
         finally:
             exchange.leave()
         try:
@@ -354,7 +375,12 @@ class OverlapPass:
         return sight, outcome
 
     def _exchange(self, job: Job, meeting: Meeting, deadline_s: float) -> StoreExchange:
-        return StoreExchange(job.store, job.rank, meeting.name, deadline_s, self._clock)
+        job.attend(V.graph)
+        return StoreExchange(
+            *(job.store, job.rank, meeting.name, deadline_s, self._clock),
+            job=job.number,
+            software=software(),
+        )
 
     def _remember(
         self, sight: _Sight, outcome: RankOutcome, key: GraphKey | None, job: Job
@@ -410,6 +436,10 @@ def _is_of_interest(snodes: list[Any]) -> bool:
     """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
     name = getattr(V.graph, "name", None) or ""
     return bool(snodes) and not name.startswith("benchmark_")
+
+
+def _failed(error: Exception) -> str:
+    return f"the pass failed: {type(error).__name__}: {error}"
 
 
 def _kept(
