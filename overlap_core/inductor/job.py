@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from attrs import define, field, frozen
 
 from overlap_core.following import peer_skeleton_of
 from overlap_core.ranks import GraphKey
+from overlap_core.ranks.notices import find_off, say_off
 from overlap_core.session import session
 
 from .groups import default_store, is_fake_world, rank_and_world_size
@@ -49,6 +51,25 @@ class Job:
     _agreements: dict[str, Agreements] = field(factory=dict)
     _settings: dict[str, list[str]] = field(factory=dict)
     _met: dict[str, int] = field(factory=dict)
+    _attended: WeakSet[Any] = field(factory=WeakSet)
+    """Graphs for which this rank was at a meeting."""
+    _off: str = ""
+    """What peers were told last."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether peers were told that this rank goes on without overlap."""
+        return bool(self._off)
+
+    def say_off(self, why: str) -> None:
+        """Tell all peers why this rank goes on without overlap; empty: it overlaps again."""
+        with self._lock:
+            if why != self._off:
+                say_off(self.store, self.number, self.rank, why)
+                self._off = why
+
+    def _anybody_is_off(self) -> bool:
+        return bool(find_off(self.store, self.number, range(self.world_size)))
 
     def agreements(self, config: OverlapConfig, host: PluginHost) -> Agreements:
         """Those made under one configuration. The first call asks all ranks how they start."""
@@ -63,8 +84,16 @@ class Job:
                     config,
                     self.number,
                     host.source_files(),
+                    place=len(self._agreements),
+                    in_vain=self._anybody_is_off,
                 )
             return self._agreements[setting]
+
+    def has_moved(self, code: str | None) -> bool:
+        """Whether an agreement on a function, from `code_of`, or on any, has moved something."""
+        with self._lock:
+            books = [agreements.book for agreements in self._agreements.values()]
+        return any(agreed.moved for book in books for agreed in book.of(code))
 
     def goes_by(self, plan: str) -> bool:
         """Whether a plan is one that something was compiled under, or could be."""
@@ -90,7 +119,32 @@ class Job:
             key: of the graph, from `key_of`.
             counts: False for a graph that only tells peers not to wait for it.
         """
-        setting = setting_of(view.config, view.host)
+        structure = "none" if key is None else key.structure[:32]
+        return self._meet(setting_of(view.config, view.host), identity, structure, counts=counts)
+
+    def attend(self, graph: Any) -> None:
+        """Remember that this rank is at its meeting for a graph."""
+        self._attended.add(graph)
+
+    def missed_meeting(
+        self, graph: Any, identity: str, setting: str, *, counts: bool
+    ) -> Meeting | None:
+        """Where peers wait for this rank, which failed before it came; None: nowhere, or unknown.
+
+        Args:
+            graph: which failed.
+            identity: which function it is.
+            setting: from `setting_of`.
+            counts: as for `meeting`.
+        """
+        with self._lock:
+            books = [agreements.book for agreements in self._agreements.values()]
+            # Where the ranks have agreed on something, peers may follow it, and meet nobody.
+            if graph in self._attended or any(book.of(code_of(identity)) for book in books):
+                return None
+            return self._meet(setting, identity, "none", counts=counts)
+
+    def _meet(self, setting: str, identity: str, structure: str, *, counts: bool) -> Meeting:
         with self._lock:
             # Ranks whose configurations differ must meet, and say so: only the number counts.
             known = self._settings.setdefault(identity, [])
@@ -99,7 +153,7 @@ class Job:
             name = f"{identity}/{known.index(setting)}"
             again = name in self._met
             if again:
-                name = f"{name}/{'none' if key is None else key.structure[:32]}"
+                name = f"{name}/{structure}"
             number = self._met.get(name, 0)
             if counts:
                 self._met[name] = number + 1

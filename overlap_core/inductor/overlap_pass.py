@@ -7,6 +7,7 @@ diverge from what its peers run already.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
+from overlap_core.session import session
 from overlap_core.simulation import reach
 from overlap_core.views import prepare, with_costs, with_workspaces
 
@@ -38,6 +40,8 @@ from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
 from .telling import tell
+from .versions import software
+from .warm_start import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,6 +98,8 @@ class OverlapPass:
             logger.error("%s", error)
             raise
         except Exception as error:
+            if self._is_bound():
+                raise _divergence(error) from error
             logger.warning(
                 "overlap is off for one graph: the pass failed and program order is kept "
                 "(%s: %s); please report this",
@@ -101,8 +107,35 @@ class OverlapPass:
                 error,
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
-            add_record(_kept(0, f"the pass failed: {type(error).__name__}: {error}"))
+            why = _failed(error)
+            add_record(_kept(0, why))
+            self._excuse(snodes, why)
             return snodes
+
+    def _is_bound(self) -> bool:
+        """Whether gathers of the function that is compiled were ever moved."""
+        job = session.learned.job
+        if job is None:
+            return False
+        code = None
+        try:
+            job.agreements(self.config, self.host)
+            code = code_of(identify(V.graph))
+        except Exception as error:
+            logger.debug("what was agreed on for this function is unknown: %s", error)
+        return job.has_moved(code)
+
+    def _excuse(self, snodes: list[Any], why: str) -> None:
+        """Tell peers that wait for this rank at a graph on which it failed. Never raises."""
+        with contextlib.suppress(Exception):
+            job = current_job()
+            if job is None or job.world_size == 1:
+                return
+            setting = setting_of(self.config, self.host)
+            counts = any(map(is_collective_kernel, snodes))
+            meeting = job.missed_meeting(V.graph, identify(V.graph), setting, counts=counts)
+            if meeting is not None:
+                self._exchange(job, meeting, self.config.deadline_s).leave(why)
 
     def _reorder(self, snodes: list[Any]) -> list[Any]:
         world = rank_and_world_size()
@@ -256,7 +289,8 @@ class OverlapPass:
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
         exchange = self._exchange(job, meeting, self.config.deadline_s)
-        exchange.publish_scope(sight.groups, gathers=0)
+        off = "" if outcome is None else outcome.why
+        exchange.publish_scope(sight.groups, gathers=0, off=off)
         exchange.leave()
         return sight, outcome
 
@@ -345,6 +379,9 @@ class OverlapPass:
                     "together, or switch the pass off on all of them with OVERLAP_CORE=0"
                 ) from error
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
+        except Exception as error:
+            exchange.leave(_failed(error))
+            raise
         finally:
             exchange.leave()
         try:
@@ -359,7 +396,12 @@ class OverlapPass:
         return sight, outcome
 
     def _exchange(self, job: Job, meeting: Meeting, deadline_s: float) -> StoreExchange:
-        return StoreExchange(job.store, job.rank, meeting.name, deadline_s, self._clock)
+        job.attend(V.graph)
+        return StoreExchange(
+            *(job.store, job.rank, meeting.name, deadline_s, self._clock),
+            job=job.number,
+            software=software(),
+        )
 
     def _remember(
         self, sight: _Sight, outcome: RankOutcome, key: GraphKey | None, job: Job
@@ -417,10 +459,22 @@ def _is_of_interest(snodes: list[Any]) -> bool:
     return bool(snodes) and not name.startswith("benchmark_")
 
 
+def _divergence(error: Exception) -> DivergenceError:
+    return DivergenceError(
+        f"{_failed(error)}, and the graph cannot stay in program order, since peers may run one of "
+        "this function in which gathers were moved. Switch the pass off on all ranks with "
+        "OVERLAP_CORE=0, and report this"
+    )
+
+
 def _leaves_this_process() -> bool:
     """Whether another process may load the code without asking; what is Python asks."""
     bundled = functorch_config.bundled_autograd_cache and V.graph.cpp_wrapper
     return bool(V.graph.aot_mode or bundled)
+
+
+def _failed(error: Exception) -> str:
+    return f"the pass failed: {type(error).__name__}: {error}"
 
 
 def _kept(

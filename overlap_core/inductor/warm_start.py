@@ -30,7 +30,7 @@ from overlap_core.ranks.plan_file import (
 from overlap_core.registry import registry_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost, CostRequest
@@ -67,6 +67,8 @@ class Agreements:
         config: where files are, and whether there are any.
         number: of the job on this store.
         plugin_files: code of the plugins; a plugin that was edited makes a start cold.
+        place: how many configurations of the job came before this one.
+        in_vain: whether a rank is known not to take part.
     """
 
     def __init__(
@@ -78,6 +80,9 @@ class Agreements:
         config: OverlapConfig,
         number: int = 1,
         plugin_files: Iterable[str] = (),
+        *,
+        place: int = 0,
+        in_vain: Callable[[], bool] = lambda: False,
     ) -> None:
         self.book = AgreementBook()
         self.costs: dict[CostRequest, Cost] = {}
@@ -93,25 +98,24 @@ class Agreements:
             header = _header(world_size, setting, plugin_files)
             name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
             self._path = find_plan_folder(config) / name / f"rank{rank}.json"
-            prefix = f"overlap_core/start/{number}/{setting[:16]}"
-            patience_s = min(config.deadline_s, _LONGEST_PATIENCE_S)
-            self._start(store, prefix, world_size, header, patience_s)
+            found = load_plan_file(self._path, header)
+            if store is None:
+                self._start(found or PlanFile(name=new_name(), header=header), found is not None)
+            else:
+                file, warm = agree_on_start(
+                    store,
+                    f"overlap_core/start/{number}/{setting[:16]}",
+                    world_size,
+                    found,
+                    header,
+                    min(config.deadline_s, _LONGEST_PATIENCE_S),
+                    asked=f"overlap_core/start/{number}/asked/{place}",
+                    in_vain=in_vain,
+                )
+                self._start(file, warm)
 
-    def _start(
-        self,
-        store: KeyValueStore | None,
-        prefix: str,
-        world_size: int,
-        header: dict[str, str],
-        patience_s: float,
-    ) -> None:
-        assert self._path is not None
-        found = load_plan_file(self._path, header)
-        if store is None:
-            warm = found is not None
-            self._file = found or PlanFile(name=new_name(), header=header)
-        else:
-            self._file, warm = agree_on_start(store, prefix, world_size, found, header, patience_s)
+    def _start(self, file: PlanFile | None, warm: bool) -> None:
+        self._file = file
         if self._file is None:
             return
         self.plan = self._file.name

@@ -68,10 +68,10 @@ class AgreementBook:
         with self._lock:
             return self._found.get(key)
 
-    def of(self, code: str) -> tuple[Agreement, ...]:
-        """All that was agreed on for one function, the oldest first."""
+    def of(self, code: str | None) -> tuple[Agreement, ...]:
+        """All that was agreed on for one function, or for any, the oldest first."""
         with self._lock:
-            return tuple(agreed for key, agreed in self._found.items() if key.code == code)
+            return tuple(one for key, one in self._found.items() if code in (None, key.code))
 
     def add(self, key: GraphKey, agreement: Agreement) -> Agreement:
         """Remember an agreement; returns the one that stands."""

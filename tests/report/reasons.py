@@ -32,6 +32,7 @@ from overlap_core.views import prepare
 
 from ..pipeline_views import EXACT, Failing, hosted, same, skewed, slower_unless_pinned, two_layers
 from ..small_graphs import gather, graph_of, mm, on_ranks, opaque, wait
+from .meetings import MEETINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -408,6 +409,6 @@ SCENARIOS: tuple[Callable[[], list[str]], ...] = (
     other_communication, sizes_that_meet_late, a_rank_that_would_lose, calls_that_would_lose,
     failing_policies, failed_negotiation, illegal_order, ranks_that_disagree, orders_that_parted,
     restored_only, parted_and_left_so, following_alone, following_into_calls,
-    following_what_is_not_legal,
+    following_what_is_not_legal, *MEETINGS,
 )  # fmt: skip
 """Each returns what reports say; together they say every sentence that there is."""
