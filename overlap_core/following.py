@@ -219,8 +219,7 @@ def _wanted(view: RankView, agreement: Agreement) -> tuple[tuple[int, ...], list
     Raises:
         IllegalOrderError: the graph can't follow.
     """
-    if view.skeleton is None:
-        raise IllegalOrderError(view.fault or "the graph has no skeleton")
+    assert view.skeleton is not None
     mine, ordinals = peer_skeleton_of(view.graph, view.skeleton)
     found = align(mine, agreement.skeleton, view.graph.rank)
     if found.difference:
@@ -361,8 +360,7 @@ def _restore(
     assert view.frame is not None
     positions = view.skeleton.positions
     restored = restore_order(view.graph.predecessors, [positions[o] for o in wanted])
-    if restored is None:
-        raise IllegalOrderError("its dependencies contradict the agreed sequence")
+    assert restored is not None  # or `_fit_in` would have found what contradicts
     place = {position: spot for spot, position in enumerate(restored)}
     anew = _with_calls(
         reordered(view, restored), [[place[positions[o]] for o in call] for call in calls]
@@ -406,8 +404,8 @@ def _place(
 ) -> tuple[Plan, tuple[int, ...]]:
     """Move gathers only, to where the sequence has them."""
     skeleton, frame = view.skeleton, view.frame
-    if skeleton is None or frame is None:
-        raise IllegalOrderError(view.fault or "the graph has no skeleton")
+    assert skeleton is not None
+    assert frame is not None
     plan = propose_plan(view, pinned=pinned)
     if not pinned:
         plan = follow_slots(plan, frame, _slots(skeleton, frame, wanted))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._inductor.exc import InductorError
 
 from overlap_core import OverlapConfig
 from overlap_core._clock import REAL_CLOCK, Clock
@@ -119,6 +120,8 @@ def order_of(
         pass
     except Died:
         return {"mode": "died"}
+    except InductorError as error:
+        return {"mode": "refused", "why": str(error)}
     found = records()[before:]
     if not found:
         return {"mode": "none", "seconds": time.monotonic() - start}
@@ -180,7 +183,7 @@ def alone_after(rank: int) -> list[Any]:
 
 
 def alone_after_with_another_skeleton(rank: int) -> list[Any]:
-    """A skeleton that nobody agreed on; what all compile next is not disturbed."""
+    """One more reduction of all ranks, which don't come; what all compile next works."""
     fn, more = function("alone_other"), function("alone_other", "x = reduce(x)")
     result = [order_of(fn, *inputs())]
     if rank == 1:

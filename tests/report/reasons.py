@@ -12,7 +12,7 @@ import overlap_core as oc
 from overlap_core import following
 from overlap_core.builtin.ladder import default
 from overlap_core.errors import OverlapError
-from overlap_core.following import agreement_of, follow
+from overlap_core.following import agreement_of, choose_agreement, follow
 from overlap_core.host import PluginHost
 from overlap_core.pipeline import negotiate
 from overlap_core.placement import Plan, TimelineModel
@@ -362,12 +362,15 @@ def parted_and_left_so() -> list[str]:
 
 
 def following_alone() -> list[str]:
-    views = same(2, scatter=True)
+    views, two = same(2, scatter=True), same(2)
     view = views[0]
     slot = agreement_of(view, simulate_views(views)[0])
     slot = evolve(slot, mode=Mode.SLOT, why="the ranks said so", sequence=(0, 1, 2))
     found = refused(lambda: follow(view, slot))
-    found += refused(lambda: follow(evolve(view, skeleton=None), slot))
+    found += refused(lambda: follow(evolve(view, skeleton=None, fault="too hot"), slot))
+    found += refused(lambda: follow(view, agreement_of(two[0], simulate_views(two)[0])))
+    raising = hosted(view.graph, EXACT, Failing("overlap_adjust_plan", active=True))
+    found += refused(lambda: follow(raising, slot))
     for changes in (
         {"sequence": (1, 0, 2)},
         {"sequence": (0,)},
@@ -376,6 +379,15 @@ def following_alone() -> list[str]:
     ):
         found += refused(lambda changes=changes: follow(view, evolve(slot, **changes)))
     return found
+
+
+def following_two_at_once() -> list[str]:
+    views = same(2, scatter=True)
+    agreement = agreement_of(views[0], simulate_views(views)[0])
+    both = [evolve(agreement, sequence=order) for order in ((0, 1, 2), (0, 2, 1))]
+    with pytest.raises(OverlapError) as error:
+        choose_agreement(views[0], both)
+    return [str(error.value)]
 
 
 def following_into_calls() -> list[str]:
@@ -408,7 +420,7 @@ SCENARIOS: tuple[Callable[[], list[str]], ...] = (
     in_calls, not_described, ladder, votes, other_compute, other_compute_in_every_way,
     other_communication, sizes_that_meet_late, a_rank_that_would_lose, calls_that_would_lose,
     failing_policies, failed_negotiation, illegal_order, ranks_that_disagree, orders_that_parted,
-    restored_only, parted_and_left_so, following_alone, following_into_calls,
-    following_what_is_not_legal, *MEETINGS,
+    restored_only, parted_and_left_so, following_alone, following_two_at_once,
+    following_into_calls, following_what_is_not_legal, *MEETINGS,
 )  # fmt: skip
 """Each returns what reports say; together they say every sentence that there is."""
