@@ -16,7 +16,7 @@ from torch._inductor.exc import InductorError
 from overlap_core import OverlapConfig
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.host import PluginHost
-from overlap_core.inductor import records
+from overlap_core.inductor import overlap_pass, records
 from overlap_core.inductor.groups import default_store
 from overlap_core.inductor.install import _compose, _watch_compiles
 from overlap_core.inductor.overlap_pass import OverlapPass
@@ -195,6 +195,20 @@ def alone_after_with_another_skeleton(rank: int) -> list[Any]:
     ]
 
 
+def alone_and_broken(rank: int) -> list[Any]:
+    """The pass itself fails, before it knows for which function."""
+    fn, other = function("alone_and_broken"), function("new_and_broken")
+    result = [order_of(fn, *inputs())]
+    original = overlap_pass.identify
+    if rank == 1:
+        overlap_pass.identify = None  # type: ignore[assignment]
+        try:
+            result += [order_of(one, *inputs(7)) for one in (fn, other)]
+        finally:
+            overlap_pass.identify = original
+    return result
+
+
 def alone_before(rank: int) -> list[Any]:
     """One rank compiles something else under the same name before all compile the same."""
     first = [order_of(function("alone_before", "x = reduce(x)"), *inputs())] if rank == 1 else []
@@ -337,6 +351,7 @@ CASES: dict[str, Callable[[int], list[Any]]] = {
         extra_graph,
         alone_after,
         alone_after_with_another_skeleton,
+        alone_and_broken,
         alone_before,
         too_late,
         other_order,

@@ -62,7 +62,7 @@ def runs(play_once: Callable[[int, str], Seen], world_size: int, name: str) -> S
 
 
 def alive(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [run for run in runs if run[-1]["mode"] not in ("died", "none")]
+    return [run for run in runs if run[-1]["mode"] not in ("died", "none", "refused")]
 
 
 def is_program_order(graph: dict[str, Any]) -> bool:
@@ -118,6 +118,14 @@ def test_alone_with_communication_that_peers_lack_is_refused_and_said(runs: Seen
     # What all ranks compile next is not disturbed.
     for run in runs:
         assert run[-1]["committed"]
+
+
+@on("alone_and_broken")
+def test_a_pass_that_fails_where_gathers_were_moved_is_no_program_order(runs: Seen) -> None:
+    for broken in runs[1][1:]:
+        assert broken["mode"] == "refused"
+        assert "the pass failed: TypeError" in broken["why"]
+        assert "peers may run one of this function in which gathers were moved" in broken["why"]
 
 
 @on("too_late")
