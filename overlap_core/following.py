@@ -29,6 +29,7 @@ from .views import (
     propose_plan,
     reordered,
     with_early_launches,
+    with_gathers,
     with_late_waits,
 )
 
@@ -172,7 +173,7 @@ def follow(view: RankView, agreement: Agreement) -> tuple[RankView, RankOutcome]
     if view.fault:
         notes.append(f"costs and policies are left out: {view.fault}")
     try:
-        view = estimated(view, agreement.skeleton.entries)
+        view = _with_called(estimated(view, agreement.skeleton.entries), agreement)
         try:
             view, plan, order = _order(view, agreement)
         except PluginError as error:
@@ -229,6 +230,17 @@ def _wanted(view: RankView, agreement: Agreement) -> tuple[tuple[int, ...], list
     sequence = [own[place] for place in agreed if place in own]
     calls = [[own[place] for place in call] for call in agreement.calls if set(call) <= own.keys()]
     return _fit_in(view, sequence), calls
+
+
+def _with_called(view: RankView, agreement: Agreement) -> RankView:
+    """The view where all gathers of the agreed calls may move, whatever their inputs are here."""
+    if not agreement.calls:
+        return view
+    assert view.skeleton is not None
+    positions = view.skeleton.positions
+    called = {positions[ordinal] for call in _wanted(view, agreement)[1] for ordinal in call}
+    known = {group.launch for group in view.skeleton.gathers}
+    return view if called <= known else with_gathers(view, called)
 
 
 def _fit_in(view: RankView, sequence: Sequence[int]) -> tuple[int, ...]:

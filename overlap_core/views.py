@@ -216,16 +216,26 @@ def estimated(view: RankView, agreed: Collection[PeerEntry]) -> RankView:
         answer = answer or Communication(groups=() if node.group is None else (node.group,))
         return evolve(answer, issues=True, comparable=known.comparable)
 
-    skeleton = build_skeleton(view.graph, classify)
     costs = resolve_costs(view.graph, host.measure_cost, view.requests or None)
+    peak = bound_peak(view.graph, view.config.max_peak_growth)
+    view = evolve(view, host=host, costs=costs, peak=peak)
+    return _with_skeleton(view, build_skeleton(view.graph, classify))
+
+
+def with_gathers(view: RankView, positions: Collection[int]) -> RankView:
+    """The view with gathers that count as weight gathers, though they look like none here."""
+    assert view.skeleton is not None
+    answers = {view.graph.nodes[p].name: said for p, said in view.skeleton.communication.items()}
+    skeleton = build_skeleton(view.graph, lambda node: answers.get(node.name), positions)
+    return _with_skeleton(view, skeleton)
+
+
+def _with_skeleton(view: RankView, skeleton: Skeleton) -> RankView:
     return evolve(
         view,
-        host=host,
         skeleton=skeleton,
-        costs=costs,
         frame=build_frame(view.graph, skeleton),
-        model=TimelineModel(view.graph, skeleton, costs),
-        peak=bound_peak(view.graph, view.config.max_peak_growth),
+        model=TimelineModel(view.graph, skeleton, view.costs, view.machine),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from attrs import field, frozen
+from attrs import evolve, frozen
 from torch import nn
 from torch._dynamo.precompile_context import PrecompileContext
 from torch._dynamo.utils import counters
@@ -100,7 +100,9 @@ class Seen:
     """Weight gathers of each graph."""
     notes: tuple[tuple[str, ...], ...]
     before: tuple[tuple[str, ...], ...]
-    after: tuple[tuple[str, ...], ...] = field()
+    after: tuple[tuple[str, ...], ...]
+    calls: tuple[tuple[int, ...], ...]
+    """Sizes of the coalesced calls."""
     """Ops that communicate, in program order and as they are issued."""
 
 
@@ -173,6 +175,7 @@ def seen(equal: bool) -> Seen:
         notes=tuple(r.notes for r in reports),
         before=tuple(ops(r, [entry.node for entry in r.skeleton]) for r in reports),
         after=tuple(ops(r, r.collectives) for r in reports),
+        calls=tuple(tuple(len(call.launches) for call in r.coalesced) for r in reports),
     )
 
 
@@ -312,7 +315,7 @@ class Specialized(nn.Module):
         self.first, self.second = map(nn.Parameter, weights)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(x + self.second) @ gather(self.first)
+        x = torch.relu(x + self.second) @ gather(self.first.bfloat16()).float()
         x = torch.ops.lone.exchange(x)
         return x @ gather(self.second.bfloat16()).float().t()
 
@@ -321,7 +324,7 @@ def gather(shard: torch.Tensor) -> torch.Tensor:
     return funcol.all_gather_tensor_autograd(shard, 0, dist.group.WORLD)
 
 
-def length_one(rank: int, world_size: int) -> Seen:
+def length_one(rank: int, world_size: int, coalesce: int | str) -> Seen:
     define_exchange()
     torch.manual_seed(0)
     rows = DIM // world_size
@@ -329,16 +332,20 @@ def length_one(rank: int, world_size: int) -> Seen:
         torch.randn(DIM, DIM)[rank * rows :][:rows], torch.randn(world_size, DIM)[rank : rank + 1]
     )
     x, longer, one = (torch.randn(length, DIM) for length in (24, 40, 1))
-    return compare(model, [(x,), (longer,), (one if rank else x,), (x,)], None)
+    options = oc.inductor_options(evolve(CONFIG, coalesce=coalesce))
+    return compare(model, [(x,), (longer,), (one if rank else x,), (x,)], None, options)
 
 
-def test_a_length_that_torch_specializes(pooled_ranks: RunRanks) -> None:
-    results = pooled_ranks(length_one, 2, deadline_s=SOON_S)
+@pytest.mark.parametrize("coalesce", ["off", 1 << 20])
+def test_a_length_that_torch_specializes(pooled_ranks: RunRanks, coalesce: int | str) -> None:
+    results = pooled_ranks(length_one, 2, coalesce, deadline_s=SOON_S)
     for rank, found in enumerate(results):
         assert found.equal
         # Where torch specialized, the second gather is none of a weight.
-        assert found.gathers[::2] == ((2, 2), (2, 2, 1))[rank]
+        last = 1 if coalesce == "off" else 2
+        assert found.gathers[::2] == ((2, 2), (2, 2, last))[rank]
         assert found.alone[::2] == ((False, True), (False, True, True))[rank]
+        assert found.calls[::2] == (((2,) if coalesce != "off" else ()),) * (2 + rank)
         for before, after in zip(found.before[::2], found.after[::2], strict=True):
             assert before == ("all_gather_into_tensor", "exchange", "all_gather_into_tensor")
             assert after == ("all_gather_into_tensor", "all_gather_into_tensor", "exchange")

@@ -14,7 +14,7 @@ from overlap_core.graph.symbols import parse_expression
 from .entries import NO_COMMUNICATION, SkeletonEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from overlap_core.graph import LaunchGroup, Node, OverlapGraph
 
@@ -49,12 +49,19 @@ class Skeleton:
 
 
 def build_skeleton(
-    graph: OverlapGraph, classify: Callable[[Node], Communication | None]
+    graph: OverlapGraph,
+    classify: Callable[[Node], Communication | None],
+    gathers_too: Collection[int] = (),
 ) -> Skeleton:
     """Ask `classify` about every node but waits, and find the weight gathers.
 
     A weight gather is a gather whose input is computed from graph inputs only, none of which is
     known to be an activation, and whose result is waited for by somebody who uses it.
+
+    Args:
+        graph: whose communication it is.
+        classify: says of a node what it issues.
+        gathers_too: positions of gathers that count as weight gathers whatever their input is.
 
     Raises:
         PluginError: from `classify`.
@@ -75,7 +82,7 @@ def build_skeleton(
         if answer.gather and node.kind is NodeKind.COLLECTIVE:
             states = {input_only[before] for before in graph.data_predecessors[position]}
             from_inputs = not inputs.isdisjoint(node.reads) or True in states
-            if (
+            if position in gathers_too or (
                 from_inputs
                 and False not in states
                 and graph.activations.isdisjoint((*node.reads, *node.mutates))
