@@ -15,7 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 import overlap_core as oc
 from overlap_core.testing import shard_module
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Dynamo does so itself, on torch 2.11.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 DIM = 32
 AUTOGRAD_GATHER = functional.all_gather_tensor_autograd
