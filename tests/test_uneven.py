@@ -205,7 +205,7 @@ FACTORS = (101, 103, 107, 109, 113)
 
 
 def with_own_rows(ranks: RankSet) -> RankSet:
-    """The set with rows of each rank's own wherever a rank's share may decide them.
+    """The set with rows of each rank's own, in shapes that are static on all ranks.
 
     Reduce-scatters become all-to-alls, of which each rank's rows are spread over all of them.
     """
@@ -225,7 +225,7 @@ def _with_own_rows(graph: OverlapGraph) -> OverlapGraph:
         elif node.kind is not NodeKind.COMPUTE and not node.issues_collective:
             return node
         sizes = tuple(
-            (dims[0] * factor if isinstance(dims[0], int) else dims[0], *dims[1:])
+            (dims[0] * factor, *dims[1:]) if all(isinstance(d, int) for d in dims) else dims
             for dims in node.sizes
         )
         return evolve(node, sizes=sizes)

@@ -204,7 +204,7 @@ def _find_inverted(
         distinct.setdefault(counts, which)
     for ours, theirs in pairwise(sorted(distinct)):
         rows = zip(ours, theirs, ordinals, strict=True)
-        differing = sorted((mine, other, at) for mine, other, at in rows if mine != other)
+        differing = sorted(row for row in rows if row[0] != row[1] and -1 not in row)
         most, place = -1, -1
         for _, other, at in differing:
             if other < most:
@@ -215,7 +215,9 @@ def _find_inverted(
 
 
 def _count_elements(entry: SkeletonEntry) -> int:
-    """Of all outputs, symbolic dimensions left out."""
+    """Of all outputs; -1 if any dimension is symbolic."""
+    if any(SYMBOLIC in sizes for sizes in entry.sizes):
+        return -1
     return sum(math.prod(size for size in sizes if isinstance(size, int)) for sizes in entry.sizes)
 
 

@@ -137,6 +137,8 @@ def test_what_else_tells_operations_apart_counts() -> None:
         "of its rank, and the latter smaller"
     )
     assert not find_reordered(larger_elsewhere, (0, 1), captured=True)
+    unknown = [skeleton((512, 8), (8, "~")), skeleton((640, 8), (8, 900))]
+    assert not find_reordered(unknown, (0,))
     swapped = [skeleton((512, 8), (640, 8)), skeleton((640, 8), (512, 8))]
     assert find_reordered(swapped, (0, 1), captured=True)
     assert not find_reordered(swapped, (0, 1), matched=(0, 1))
