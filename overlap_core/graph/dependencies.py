@@ -81,6 +81,13 @@ def _check_numbers(graph: OverlapGraph, index: int) -> None:
                 index,
                 f"group_ranks has {outside[0]}, outside a world of {graph.world_size} ranks",
             )
+    for what, rows in (("sent", node.sent), ("received", node.received)):
+        if rows and node.group_ranks is not None and len(rows) != len(node.group_ranks):
+            raise _broken(
+                graph,
+                index,
+                f"{what} has {len(rows)} numbers of rows for {len(node.group_ranks)} ranks",
+            )
 
 
 def _check_order(graph: OverlapGraph, position: dict[str, int], writer: dict[str, int]) -> None:

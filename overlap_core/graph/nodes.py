@@ -64,6 +64,10 @@ class Node:
     dtypes: tuple[str, ...] = ()
     group: str | None = None
     group_ranks: tuple[int, ...] | None = None
+    sent: tuple[Size, ...] = ()
+    """Rows that an all-to-all sends to each rank of the group, in its order; empty: unknown."""
+    received: tuple[Size, ...] = ()
+    """The rows that come from each of them."""
     nbytes: int | None = None
     """Bytes of a gather's output on this rank."""
     cost_ns: int | None = None

@@ -18,6 +18,7 @@ from torch._inductor.scheduler import (
 from overlap_core.errors import GraphFormatError
 from overlap_core.graph import Node, NodeKind, OverlapGraph
 from overlap_core.registry import is_registered, op_has_internal_collective
+from overlap_core.skeleton import is_exchange
 
 from .captured import find_shard_inputs
 from .dependencies import (
@@ -220,8 +221,13 @@ def _describe(
         names = {_group_name(inner, groups) for inner in inside or (snode.node,)}
         # Of several groups, or of an unknown one, nothing can be said.
         group = names.pop() if len(names) == 1 else None
+    sent: tuple[Size, ...] = ()
+    received: tuple[Size, ...] = ()
     if kind is NodeKind.COLLECTIVE:
-        nbytes = _collective_bytes(snode, sizes, groups.ranks(group) if group else None)
+        ranks = groups.ranks(group) if group else None
+        nbytes = _collective_bytes(snode, sizes, ranks)
+        if ranks is not None and is_exchange(op):
+            sent, received = _exchanged_rows(snode.node, sizes, len(ranks))
     node = Node(
         name=snode.get_name(),
         kind=kind,
@@ -233,6 +239,8 @@ def _describe(
         dtypes=dtypes,
         group=group,
         group_ranks=None if group is None else groups.ranks(group),
+        sent=sent,
+        received=received,
         nbytes=nbytes,
         issues_collective=issues,
         origins=_origins(snode),
@@ -353,6 +361,21 @@ def _collective_bytes(snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | No
         return total
     count = sizes.numel(inner.get_size())
     return None if count is None else count * inner.get_dtype().itemsize
+
+
+def _exchanged_rows(
+    inner: Any, sizes: SizeReader, ranks: int
+) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+    """Rows that an all-to-all sends to and receives from each rank; empty if it doesn't show."""
+    with suppress(Exception):
+        args, kwargs = inner.unflatten_args(inner.inputs, inner.constant_args)
+        names = [argument.name for argument in inner.op_overload._schema.arguments]
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        sent = sizes.sizes(named["input_split_sizes"])
+        received = sizes.sizes(named["output_split_sizes"])
+        if len(sent) == len(received) == ranks:
+            return sent, received
+    return (), ()
 
 
 def _origins(snode: Any) -> tuple[str, ...]:

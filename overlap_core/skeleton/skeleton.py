@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from overlap_core.graph import NodeKind, find_input_only, find_launch_group
 from overlap_core.graph.symbols import parse_expression
@@ -25,7 +25,9 @@ __all__ = [
     "Skeleton",
     "build_skeleton",
     "comparable_size",
-    "merge_skeletons",
+    "describe_entry",
+    "entry_from_json",
+    "entry_to_json",
     "skeleton_digest",
 ]
 
@@ -180,67 +182,6 @@ def entry_from_json(ordinal: int, data: list[Any]) -> SkeletonEntry:
         weight_gather=bool(weight_gather),
         comparable=tuple(comparable),
     )
-
-
-def merge_skeletons(
-    skeletons: Sequence[Sequence[SkeletonEntry]], ranks: Sequence[int] = ()
-) -> tuple[tuple[SkeletonEntry, ...] | None, str]:
-    """One skeleton that all the given ones agree with, or None and the first difference.
-
-    Args:
-        skeletons: in an order that is the same on all ranks.
-        ranks: one for each, to name in the difference.
-
-    Ranks may disagree on whether a dimension is static (a local length of 1 is specialized on
-    one rank only). A dimension that is symbolic anywhere is not compared; the static values of
-    one dimension must be equal wherever it is static.
-    """
-    first = list(skeletons[0])
-    sides = [f" (rank {rank})" for rank in ranks] or [""] * len(skeletons)
-    for which, other in enumerate(skeletons[1:], start=1):
-        for ordinal in range(max(len(first), len(other))):
-            if ordinal >= len(first) or ordinal >= len(other):
-                is_more = ordinal >= len(first)
-                longer, side = (other, sides[which]) if is_more else (first, sides[0])
-                return None, (
-                    f"entry {ordinal}: {describe_entry(longer[ordinal])}{side}, on one side only"
-                )
-            merged = _merge_entries(first[ordinal], other[ordinal])
-            if merged is None:
-                return None, (
-                    f"entry {ordinal}: {describe_entry(skeletons[0][ordinal])}{sides[0]} beside "
-                    f"{describe_entry(skeletons[which][ordinal])}{sides[which]}"
-                )
-            first[ordinal] = merged
-    # A dimension found symbolic late may have hidden two static values from each other.
-    for ordinal, entry in enumerate(first):
-        for output, sizes in enumerate(entry.sizes):
-            for dim in range(len(sizes)):
-                static = {s[ordinal].sizes[output][dim] for s in skeletons} - {SYMBOLIC}
-                if len(static) > 1:
-                    return None, (
-                        f"entry {ordinal}: {entry.op} with {sorted(static, key=str)} "
-                        f"in dimension {dim}"
-                    )
-    return tuple(first), ""
-
-
-def _merge_entries(a: SkeletonEntry, b: SkeletonEntry) -> SkeletonEntry | None:
-    if a == b:
-        return a
-    if evolve(a, sizes=()) != evolve(b, sizes=()) or list(map(len, a.sizes)) != list(
-        map(len, b.sizes)
-    ):
-        return None
-    merged = []
-    for left, right in zip(a.sizes, b.sizes, strict=True):
-        dims: list[int | str] = []
-        for x, y in zip(left, right, strict=True):
-            if x != y and SYMBOLIC not in (x, y):
-                return None
-            dims.append(x if x == y else SYMBOLIC)
-        merged.append(tuple(dims))
-    return evolve(a, sizes=tuple(merged))
 
 
 def describe_entry(entry: SkeletonEntry) -> str:

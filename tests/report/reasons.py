@@ -27,6 +27,7 @@ from overlap_core.ranks import (
 from overlap_core.report import votes_in_words
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.skeleton import SkeletonEntry, merge_skeletons
+from overlap_core.testing import graphs_for_ranks
 from overlap_core.verdicts import describe_outcome
 from overlap_core.views import prepare
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
     from overlap_core.placement import Timeline
     from overlap_core.ranks.negotiation import Protocol
+    from overlap_core.testing import GraphBuilder
     from overlap_core.views import RankView
 
 __all__ = ["SCENARIOS"]
@@ -221,6 +223,31 @@ def sizes_that_meet_late() -> list[str]:
         )  # fmt: skip
 
     return [merge_skeletons([entry(4), entry("~"), entry(5)])[1]]
+
+
+def rows_of_each_ranks_own() -> list[str]:
+    def attention(*rows: int, scale: int) -> list[oc.OverlapGraph]:
+        def fill(g: GraphBuilder) -> None:
+            for count in rows[:: -1 if scale < 0 and g.rank else 1]:
+                rows_here = count + abs(scale) * g.rank
+                g.opaque("mylib::attn", "x", group="cp", sizes=(1, rows_here, 8))
+            g.mm(g.gather("w"))
+
+        return list(graphs_for_ranks(2, fill))
+
+    def exchange(g: GraphBuilder) -> None:
+        sent, received = (4 + g.rank, 4), (4, 4 + g.rank)
+        y = g.all_to_all("x", sizes=(sum(received), 8), sent=sent, received=received)
+        g.mm(y, g.gather("w"))
+
+    sets = [
+        attention(512, scale=128),
+        attention(512, 512, scale=128),
+        attention(512, 640, scale=128),
+        attention(512, 100, scale=-20),
+        graphs_for_ranks(2, exchange),
+    ]
+    return [text for graphs in sets for text in texts(simulate(graphs))]
 
 
 def a_rank_that_would_lose() -> list[str]:
@@ -418,7 +445,8 @@ def following_what_is_not_legal() -> list[str]:
 SCENARIOS: tuple[Callable[[], list[str]], ...] = (
     moved, moved_by_one, hidden_as_it_is, at_the_head_and_too_little, nothing_earlier, memory,
     in_calls, not_described, ladder, votes, other_compute, other_compute_in_every_way,
-    other_communication, sizes_that_meet_late, a_rank_that_would_lose, calls_that_would_lose,
+    other_communication, sizes_that_meet_late, rows_of_each_ranks_own, a_rank_that_would_lose,
+    calls_that_would_lose,
     failing_policies, failed_negotiation, illegal_order, ranks_that_disagree, orders_that_parted,
     restored_only, parted_and_left_so, following_alone, following_two_at_once,
     following_into_calls, following_what_is_not_legal, *MEETINGS,
