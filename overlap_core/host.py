@@ -137,6 +137,13 @@ class PluginHost:
             for candidate in self._candidates
         )
 
+    def builtins(self) -> PluginHost:
+        """A host without the plugins of others, for where one of them fails."""
+        return PluginHost(
+            [candidate for candidate in self._candidates if candidate.builtin],
+            ladder=_DEFAULT_LADDER,
+        )
+
     def notes(self) -> tuple[str, ...]:
         """What was odd about the plugins but no error, for `doctor` and the report."""
         return self._notes

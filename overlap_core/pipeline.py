@@ -37,6 +37,7 @@ from .ranks import (
     share_distinct,
     share_explained,
 )
+from .skeleton import structure
 from .verdicts import describe_outcome, find_conflict, join_refusals
 from .views import (
     RankView,
@@ -231,7 +232,9 @@ class _Side:
         if not nodes or not all(nodes.values()) or len(fingerprints) < len(nodes) or is_restored:
             return ""
         try:
-            return find_difference([self.scope[place] for place in nodes], list(nodes.values()))
+            ranks = [self.scope[place] for place in nodes]
+            static = self.common is None or not self.common.uneven
+            return find_difference(ranks, list(nodes.values()), static=static)
         except Exception as error:  # on all ranks alike, and no reason to give up a plan
             logger.warning("nodes cannot be compared: %s", describe_error(error))
             return ""
@@ -310,10 +313,11 @@ class _Side:
             self.view, self.early = early, order
             self.base = tuple(self.base[p] for p in order) if self.base else order
 
-    def fingerprint_of(self, order: tuple[int, ...]) -> str:
+    def fingerprint_of(self, order: tuple[int, ...], *, static: bool) -> str:
         """Of this rank's graph in another order; empty, "cannot", if anything goes wrong."""
         try:
-            return reordered(self.view, order).vote.fingerprint
+            view = reordered(self.view, order)
+            return view.vote.fingerprint if static else structure(view.graph)
         except Exception as error:
             logger.warning(
                 "an order of communication cannot be restored: %s", describe_error(error)

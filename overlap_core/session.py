@@ -62,6 +62,10 @@ class Kept:
     """Registered ops by name."""
     passes: list[OverlapPass] = Factory(list)
     """Installed for all compiles, by `enable` and `enabled`; the last one counts."""
+    made: dict[str, OverlapPass] = Factory(dict)
+    """One for each setting under which a pass was made; code that is loaded may be of any."""
+    off: str = ""
+    """Why the last installation came to nothing, and this process goes on without overlap."""
     original_compile_fx: Any = None
     """Inductor's own entry, once ours stands in its place."""
     listeners: tuple[Listener, ...] = ()

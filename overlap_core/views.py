@@ -34,6 +34,7 @@ from .ranks import Vote
 from .registry import registry_digest
 from .skeleton import (
     NO_COMMUNICATION,
+    Communication,
     build_skeleton,
     captured_order,
     fingerprint,
@@ -42,13 +43,14 @@ from .skeleton import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from .config import OverlapConfig
     from .costs import Cost, CostRequest, Machine
-    from .graph import OverlapGraph
+    from .graph import Node, OverlapGraph
     from .host import PluginHost
     from .placement import Coalesced, Frame, PeakBound, Plan
+    from .ranks import PeerEntry
     from .skeleton import Skeleton
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "coalesced",
     "describe_bound",
     "describe_error",
+    "estimated",
     "find_violation",
     "prepare",
     "propose_plan",
@@ -184,7 +187,56 @@ def prepare(
         )
     except Exception as error:
         why = describe_error(error)
-        return evolve(view, fault=why, vote=evolve(vote, can=False, why=why))
+        requests = () if requests is None else tuple(requests)
+        return evolve(view, fault=why, requests=requests, vote=evolve(vote, can=False, why=why))
+
+
+def estimated(view: RankView, agreed: Collection[PeerEntry]) -> RankView:
+    """The view without faults, for a rank that must follow what was agreed.
+
+    Plugins that failed are not asked again. An op that communicates in an earlier graph does so.
+
+    Args:
+        view: of one rank.
+        agreed: entries of an earlier graph.
+
+    Raises:
+        OverlapError: not even the built-in plugins can say what the graph is.
+    """
+    if view.skeleton is not None:
+        return view
+    entries = {entry.op: entry for entry in agreed}
+    host = view.host.builtins()
+
+    def classify(node: Node) -> Communication | None:
+        answer = host.classify(node)
+        known = None if node.kind is NodeKind.WAIT else entries.get(node.op)
+        if known is None:
+            return answer
+        answer = answer or Communication(groups=() if node.group is None else (node.group,))
+        return evolve(answer, issues=True, comparable=known.comparable)
+
+    costs = resolve_costs(view.graph, host.measure_cost, view.requests or None)
+    peak = bound_peak(view.graph, view.config.max_peak_growth)
+    view = evolve(view, host=host, costs=costs, peak=peak)
+    return _with_skeleton(view, build_skeleton(view.graph, classify))
+
+
+def with_gathers(view: RankView, positions: Collection[int]) -> RankView:
+    """The view with gathers that count as weight gathers, though they look like none here."""
+    assert view.skeleton is not None
+    answers = {view.graph.nodes[p].name: said for p, said in view.skeleton.communication.items()}
+    skeleton = build_skeleton(view.graph, lambda node: answers.get(node.name), positions)
+    return _with_skeleton(view, skeleton)
+
+
+def _with_skeleton(view: RankView, skeleton: Skeleton) -> RankView:
+    return evolve(
+        view,
+        skeleton=skeleton,
+        frame=build_frame(view.graph, skeleton),
+        model=TimelineModel(view.graph, skeleton, view.costs, view.machine),
+    )
 
 
 def with_costs(view: RankView, costs: tuple[Cost, ...], machine: Machine) -> RankView:

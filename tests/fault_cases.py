@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._inductor.exc import InductorError
 
 from overlap_core import OverlapConfig
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.host import PluginHost
-from overlap_core.inductor import records
+from overlap_core.inductor import overlap_pass, records
 from overlap_core.inductor.groups import default_store
 from overlap_core.inductor.install import _compose, _watch_compiles
 from overlap_core.inductor.overlap_pass import OverlapPass
@@ -119,6 +120,8 @@ def order_of(
         pass
     except Died:
         return {"mode": "died"}
+    except InductorError as error:
+        return {"mode": "refused", "why": str(error)}
     found = records()[before:]
     if not found:
         return {"mode": "none", "seconds": time.monotonic() - start}
@@ -180,7 +183,7 @@ def alone_after(rank: int) -> list[Any]:
 
 
 def alone_after_with_another_skeleton(rank: int) -> list[Any]:
-    """A skeleton that nobody agreed on; what all compile next is not disturbed."""
+    """One more reduction of all ranks, which don't come; what all compile next works."""
     fn, more = function("alone_other"), function("alone_other", "x = reduce(x)")
     result = [order_of(fn, *inputs())]
     if rank == 1:
@@ -190,6 +193,20 @@ def alone_after_with_another_skeleton(rank: int) -> list[Any]:
         *result,
         order_of(function("alone_other", "x = reduce(x).cos() + reduce(x)"), *inputs()),
     ]
+
+
+def alone_and_broken(rank: int) -> list[Any]:
+    """The pass itself fails, before it knows for which function."""
+    fn, other = function("alone_and_broken"), function("new_and_broken")
+    result = [order_of(fn, *inputs())]
+    original = overlap_pass.identify
+    if rank == 1:
+        overlap_pass.identify = None  # type: ignore[assignment]
+        try:
+            result += [order_of(one, *inputs(7)) for one in (fn, other)]
+        finally:
+            overlap_pass.identify = original
+    return result
 
 
 def alone_before(rank: int) -> list[Any]:
@@ -334,6 +351,7 @@ CASES: dict[str, Callable[[int], list[Any]]] = {
         extra_graph,
         alone_after,
         alone_after_with_another_skeleton,
+        alone_and_broken,
         alone_before,
         too_late,
         other_order,

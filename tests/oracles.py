@@ -6,6 +6,8 @@ followed symbolically, value by value, in the order given.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -54,24 +56,74 @@ def issued(outcome: RankOutcome, order: Iterable[str]) -> list[SkeletonEntry]:
 
 
 def is_one_sequence(sequences: Sequence[Sequence[SkeletonEntry]]) -> bool:
-    """Whether any two ranks issue the same; sizes count where they are static on both."""
+    """Whether any two ranks issue the same; sizes count where they are static on both.
+
+    Static sizes may differ where one dimension, but not the last one of several, is a rank's own
+    share of the rows, in an all-to-all or a custom op, unless another order explains them better.
+    """
     return all(
-        len(ours) == len(theirs) and all(map(_meet, ours, theirs))
+        len(ours) == len(theirs)
+        and all(map(_meet, ours, theirs))
+        and not _fit_better_otherwise(ours, theirs)
         for ours, theirs in combinations(sequences, 2)
     )
 
 
 def _meet(one: SkeletonEntry, other: SkeletonEntry) -> bool:
-    sizes = zip(one.sizes, other.sizes, strict=False)
     return (
         evolve(one, sizes=()) == evolve(other, sizes=())
         and [len(dims) for dims in one.sizes] == [len(dims) for dims in other.sizes]
-        and all(
-            a == b or isinstance(a, str) or isinstance(b, str)
-            for ours, theirs in sizes
-            for a, b in zip(ours, theirs, strict=True)
-        )
+        and (not _conflicts(one, other) or _has_own_rows(one, other))
     )
+
+
+def _conflicts(one: SkeletonEntry, other: SkeletonEntry) -> list[tuple[int, int]]:
+    """Output and dimension of the static sizes that differ."""
+    return [
+        (output, dim)
+        for output, (ours, theirs) in enumerate(zip(one.sizes, other.sizes, strict=True))
+        for dim, (a, b) in enumerate(zip(ours, theirs, strict=True))
+        if a != b and isinstance(a, int) and isinstance(b, int)
+    ]
+
+
+def _has_own_rows(one: SkeletonEntry, other: SkeletonEntry) -> bool:
+    found = _conflicts(one, other)
+    if one.op.startswith("_c10d_functional"):
+        return "all_to_all" in one.op and all(dim == 0 for _, dim in found)
+    differing = [
+        (output, dim)
+        for output, (ours, theirs) in enumerate(zip(one.sizes, other.sizes, strict=True))
+        for dim, (a, b) in enumerate(zip(ours, theirs, strict=True))
+        if a != b
+    ]
+    once = len({output for output, _ in differing}) == len(differing) == len(found)
+    return once and all(dim == 0 or dim < len(one.sizes[output]) - 1 for output, dim in found)
+
+
+def _fit_better_otherwise(ours: Sequence[SkeletonEntry], theirs: Sequence[SkeletonEntry]) -> bool:
+    kinds: dict[SkeletonEntry, list[int]] = {}
+    for place, entry in enumerate(ours):
+        kind = evolve(entry, ordinal=0, sizes=(), groups=())
+        kinds.setdefault(kind, []).append(place)
+    for places in kinds.values():
+        if "all_to_all" in ours[places[0]].op:  # its rows are known, and were compared
+            continue
+        if not any(_conflicts(ours[place], theirs[place]) for place in places):
+            continue
+        one, other = ([side[place].sizes for place in places] for side in (ours, theirs))
+        equal = sum(a == b for a, b in zip(one, other, strict=True))
+        if (Counter(one) & Counter(other)).total() > equal:
+            return True
+        static = [pair for pair in zip(one, other, strict=True) if "~" not in str(pair)]
+        counts = [(_elements(a), _elements(b)) for a, b in static if a != b]
+        if any((a - c) * (b - d) < 0 for (a, b), (c, d) in combinations(counts, 2)):
+            return True
+    return False
+
+
+def _elements(sizes: tuple[tuple[int | str, ...], ...]) -> int:
+    return sum(math.prod(size for size in dims if isinstance(size, int)) for dims in sizes)
 
 
 def weight_gathers(graph: OverlapGraph) -> list[str]:

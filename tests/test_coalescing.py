@@ -420,7 +420,7 @@ def test_every_rank_could_have_followed_alone(
     for outcome in simulate(graphs, config):
         assert outcome.graph is not None
         view = prepare(outcome.graph, config, host)
-        alone_again = follow(view, agreement_of(view, outcome))
+        _, alone_again = follow(view, agreement_of(view, outcome))
         assert alone_again.committed or not outcome.committed
         assert alone_again.collectives == outcome.collectives
         assert calls(alone_again) == calls(outcome)

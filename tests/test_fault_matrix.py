@@ -62,7 +62,7 @@ def runs(play_once: Callable[[int, str], Seen], world_size: int, name: str) -> S
 
 
 def alive(runs: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [run for run in runs if run[-1]["mode"] not in ("died", "none")]
+    return [run for run in runs if run[-1]["mode"] not in ("died", "none", "refused")]
 
 
 def is_program_order(graph: dict[str, Any]) -> bool:
@@ -110,13 +110,22 @@ def test_alone_after_an_agreement_nobody_is_asked(runs: Seen) -> None:
 
 
 @on("alone_after_with_another_skeleton")
-def test_alone_with_a_new_skeleton_program_order_is_kept_and_said(runs: Seen) -> None:
+def test_alone_with_communication_that_peers_lack_is_refused_and_said(runs: Seen) -> None:
     alone = runs[1][1]
-    assert is_program_order(alone)
+    assert alone["mode"] == "refused"
+    assert "_c10d_functional.all_reduce_.default float32 on a group of" in alone["why"]
     assert f"did not reach step 'scope' within {LONG_S:g} s" in alone["why"]
     # What all ranks compile next is not disturbed.
     for run in runs:
         assert run[-1]["committed"]
+
+
+@on("alone_and_broken")
+def test_a_pass_that_fails_where_gathers_were_moved_is_no_program_order(runs: Seen) -> None:
+    for broken in runs[1][1:]:
+        assert broken["mode"] == "refused"
+        assert "the pass failed: TypeError" in broken["why"]
+        assert "peers may run one of this function in which gathers were moved" in broken["why"]
 
 
 @on("too_late")

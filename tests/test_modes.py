@@ -47,6 +47,10 @@ class Case:
     """Along the axis on which attention runs."""
     split: bool = False
     """Whether the model gets the lengths as an input."""
+    static: bool = False
+    """Whether lengths are constants of the graph."""
+    visible: bool = False
+    """Whether the all-to-alls of attention are in the graph."""
     modulation: bool = False
 
 
@@ -76,12 +80,17 @@ def run_case(rank: int, world_size: int, case: Case) -> Seen:
     """Compile and run in program order, then with the pass, on the same weights and input."""
     sharded, context = meshes(world_size)
     sizes = TransformerConfig(
-        n_blocks=1, dim=64, ffn_dim=128, modulation=case.modulation, diverge=case.diverge
+        n_blocks=1,
+        dim=64,
+        ffn_dim=128,
+        modulation=case.modulation,
+        opaque_attention=not case.visible,
+        diverge=case.diverge,
     )
     model = Transformer(sizes, context.get_group())
     shard_module(model, sharded, reshard_after_forward=True)
     inputs: list[Any] = [example_input(sizes, list(case.lengths), context.get_local_rank())]
-    dynamic = case.split or case.diverge == "compute"
+    dynamic = not case.static and (case.split or case.diverge == "compute")
     if case.split:
         inputs.append(list(case.lengths))
 
@@ -182,6 +191,22 @@ def test_uneven_splits_are_one_graph_with_other_symbols(pooled_ranks: RunRanks) 
     results = run(pooled_ranks, 2, Case(lengths=(24, 23), split=True))
     check(results, "identical")
     assert len({seen.fingerprints for seen in results}) == 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lengths=(24, 16), split=True, static=True, train=True),
+        Case(lengths=(24, 16), split=True, static=True, visible=True),
+    ],
+    ids=["an opaque op, training", "all-to-alls in the graph"],
+)
+def test_uneven_splits_at_fixed_lengths_are_one_graph_too(
+    pooled_ranks: RunRanks, case: Case
+) -> None:
+    results = run(pooled_ranks, 2, case)
+    check(results, *["identical"] * (1 + case.train))
+    assert len({seen.fingerprints for seen in results}) == 2
 
 
 def test_a_specialized_length_is_another_graph_with_the_same_skeleton(

@@ -15,6 +15,9 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("overlap_core/inductor/install.py", "compile_fx_module.compile_fx"): (
         "the one patch of torch; what it replaced is in the session"
     ),
+    ("overlap_core/inductor/input_kinds.py", "_captured"): (
+        "lasts for one call of compile_fx, which takes it back; each thread has its own"
+    ),
     ("overlap_core/inductor/order_check.py", "OrderCheck._one_at_a_time"): (
         "a lock; the check that took it gives it back"
     ),

@@ -66,7 +66,7 @@ def _switch(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         yield Finding(
             kind="switch-differs",
             what=f"OVERLAP_CORE=0 is set on some ranks only: {_say(groups)}; those that are on "
-            "would wait for the others until the deadline",
+            "would be left in program order",
             do="set it alike on all ranks",
         )
 

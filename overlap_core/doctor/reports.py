@@ -31,9 +31,14 @@ _PLUGINS = (
     "names the difference"
 )
 _REMEDIES = (
+    ("switched off by OVERLAP_CORE=0", "unset it on the named rank, or set it on all ranks"),
     ("deterministic algorithms", "switch them off, for instance in a run that need not be exact"),
     ("no process group", "call torch.distributed.init_process_group before the first compile"),
     ("switched off by OverlapConfig", "leave `enabled` at True, on all ranks"),
+    ("on without overlap:", "mend what the reason names there, or set OVERLAP_CORE=0 on all ranks"),
+    ("runs overlap_core", "install one version of overlap-core on all ranks"),
+    ("runs torch", "install one version of torch on all ranks"),
+    ("the pass failed", "report this, with the report file"),
     ("different plugins", _PLUGINS),
     ("different configuration", "give every rank the same OverlapConfig"),
     (_OTHER_NUMBERS, "shard and use the same parameters on all ranks"),
@@ -43,7 +48,6 @@ _REMEDIES = (
     ("did not reach step", _LATE),
     ("gave up on step", _LATE),
     ("was lost in the middle", _LATE),
-    ("the pass failed", "report this, with the report file"),
     ("PluginError", "fix the named plugin, or leave it out with OVERLAP_CORE_DISABLE_PLUGINS"),
 )
 """Words in the reason for program order -> what to do; the first that fits."""

@@ -6,10 +6,11 @@ from .dependencies import first_violation
 from .files import graph_from_json, graph_to_json
 from .graph import OverlapGraph
 from .launch_groups import LaunchGroup, find_input_only, find_launch_group, find_waits
-from .nodes import Node, NodeKind, Size
+from .nodes import InputKind, Node, NodeKind, Size
 from .restore import restore_order
 
 __all__ = [
+    "InputKind",
     "LaunchGroup",
     "Node",
     "NodeKind",

@@ -27,6 +27,9 @@ def check_nodes(graph: OverlapGraph) -> None:
         )
     if graph.input_bytes is not None and graph.input_bytes < 0:
         raise GraphFormatError(f"input_bytes is negative ({graph.input_bytes})")
+    for name in graph.input_kinds:
+        if name not in graph.inputs:
+            raise GraphFormatError(f"input_kinds names {name!r}, which is no input of the graph")
     position: dict[str, int] = {}
     writer: dict[str, int] = {}
     known = {*graph.inputs, *graph.constants}
@@ -77,6 +80,13 @@ def _check_numbers(graph: OverlapGraph, index: int) -> None:
                 graph,
                 index,
                 f"group_ranks has {outside[0]}, outside a world of {graph.world_size} ranks",
+            )
+    for what, rows in (("sent", node.sent), ("received", node.received)):
+        if rows and node.group_ranks is not None and len(rows) != len(node.group_ranks):
+            raise _broken(
+                graph,
+                index,
+                f"{what} has {len(rows)} numbers of rows for {len(node.group_ranks)} ranks",
             )
 
 

@@ -18,7 +18,7 @@ from overlap_core._json import read_json, strictly
 from overlap_core.errors import GraphFileError, GraphFormatError
 
 from .graph import OverlapGraph
-from .nodes import Node, NodeKind, Size
+from .nodes import InputKind, Node, NodeKind, Size
 from .symbols import ExpressionError, parse_expression
 
 if TYPE_CHECKING:
@@ -119,7 +119,22 @@ class _Document:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    input_kinds: dict[str, InputKind] = field(factory=dict)
     input_bytes: int | None = None
+
+
+def _structure_kinds(value: object, _: object) -> dict[str, InputKind]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object of kinds, got {value!r:.60}")
+    found = {}
+    for name, kind in value.items():
+        try:
+            found[name] = InputKind(kind)
+        except ValueError:
+            kinds = ", ".join(InputKind)
+            text = f".{name}: unknown kind {kind!r:.60}; expected one of {kinds}"
+            raise _PlacedError((text,)) from None
+    return found
 
 
 def _structure_symbols(value: object, _: object) -> dict[str, int | None]:
@@ -137,6 +152,7 @@ def _make_converter() -> Converter:
         converter.register_structure_hook(kind, strictly(kind))
     converter.register_structure_hook(NodeKind, _structure_kind)
     converter.register_structure_hook_func(lambda t: t == dict[str, int | None], _structure_symbols)
+    converter.register_structure_hook_func(lambda t: t == dict[str, InputKind], _structure_kinds)
     converter.register_structure_hook_func(lambda t: t == Size, _structure_size)
     converter.register_structure_hook_func(
         lambda target: getattr(target, "__origin__", None) is tuple,
@@ -195,6 +211,7 @@ def graph_from_json(data: object, where: str = "graph") -> OverlapGraph:
             inputs=document.inputs,
             outputs=document.outputs,
             constants=document.constants,
+            input_kinds=document.input_kinds,
             input_bytes=document.input_bytes,
             symbols=document.symbols,
         )
@@ -218,6 +235,8 @@ def graph_to_json(graph: OverlapGraph) -> dict[str, Any]:
     }
     if graph.constants:
         data["constants"] = list(graph.constants)
+    if graph.input_kinds:
+        data["input_kinds"] = {name: str(kind) for name, kind in graph.input_kinds.items()}
     if graph.input_bytes is not None:
         data["input_bytes"] = graph.input_bytes
     data["nodes"] = nodes

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from .nodes import Node
+    from .nodes import InputKind, Node
 
 __all__ = ["OverlapGraph"]
 
@@ -35,6 +35,8 @@ class OverlapGraph:
     outputs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     """Buffers baked into the compiled graph; a gather fed by them alone is not of weights."""
+    input_kinds: Mapping[str, InputKind] = field(factory=dict)
+    """What the compiler knows of inputs; one that is not named may be anything."""
     input_bytes: int | None = None
     """Bytes of the inputs, which the caller holds the whole time; None: not known."""
     symbols: Mapping[str, int | None] = field(factory=dict)
@@ -66,6 +68,11 @@ class OverlapGraph:
     def callers(self) -> frozenset[str]:
         """Buffers that the caller sees too: inputs, constants and outputs."""
         return frozenset((*self.inputs, *self.constants, *self.outputs))
+
+    @cached_property
+    def activations(self) -> frozenset[str]:
+        """Inputs that are no weights, as the compiler knows."""
+        return frozenset(name for name, kind in self.input_kinds.items() if kind.is_activation)
 
     @cached_property
     def _edges(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:

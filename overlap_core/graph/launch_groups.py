@@ -55,8 +55,8 @@ class LaunchGroup:
 def find_input_only(graph: OverlapGraph, communicates: Collection[int]) -> tuple[bool | None, ...]:
     """For each node: computed from graph inputs alone (True), from nothing (None), or else False.
 
-    A node that communicates, waits, is opaque or multiplies matrices is False, and so is all
-    that depends on it.
+    A node that communicates, waits, is opaque, multiplies matrices or reads an activation that is
+    an input is False, and so is all that depends on it.
     """
     inputs = frozenset(graph.inputs)
     result: list[bool | None] = []
@@ -65,6 +65,8 @@ def find_input_only(graph: OverlapGraph, communicates: Collection[int]) -> tuple
             result.append(False)
             continue
         states: set[bool | None] = {result[before] for before in graph.data_predecessors[index]}
+        if not graph.activations.isdisjoint((*node.reads, *node.mutates)):
+            states.add(False)
         if not inputs.isdisjoint(node.reads) or not inputs.isdisjoint(node.mutates):
             states.add(True)
         result.append(False if False in states else True if True in states else None)

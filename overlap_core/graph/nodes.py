@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from attrs import field, frozen
 
-__all__ = ["Node", "NodeKind", "Size"]
+__all__ = ["InputKind", "Node", "NodeKind", "Size"]
 
 Size = int | str
 """One dimension: an integer, or the text of an expression over the graph's symbols."""
@@ -23,6 +23,24 @@ class NodeKind(StrEnum):
     """Anything else, including nodes that cost nothing (views, multi-output members)."""
     OPAQUE = "opaque"
     """A custom op whose inside is not visible; it may communicate (`issues_collective`)."""
+
+
+class InputKind(StrEnum):
+    """What the compiler knows of a graph's input."""
+
+    PARAMETER = "parameter"
+    """A parameter of a module, or made from parameters alone."""
+    BUFFER = "buffer"
+    """A tensor that a module holds and that is no parameter."""
+    USER = "user"
+    """An activation: an argument of the call, or saved for backward."""
+    TANGENT = "tangent"
+    """A gradient of an output."""
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it is never a weight."""
+        return self in (InputKind.USER, InputKind.TANGENT)
 
 
 @frozen(kw_only=True)
@@ -46,6 +64,10 @@ class Node:
     dtypes: tuple[str, ...] = ()
     group: str | None = None
     group_ranks: tuple[int, ...] | None = None
+    sent: tuple[Size, ...] = ()
+    """Rows that an all-to-all sends to each rank of the group, in its order; empty: unknown."""
+    received: tuple[Size, ...] = ()
+    """The rows that come from each of them."""
     nbytes: int | None = None
     """Bytes of a gather's output on this rank."""
     cost_ns: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .install import disable, enable, enabled, inductor_options
+from .job import is_in_force
 from .records import add_record, find_record, has_record, records
 from .versions import check_torch, missing_names
 
@@ -15,6 +16,7 @@ __all__ = [
     "find_record",
     "has_record",
     "inductor_options",
+    "is_in_force",
     "missing_names",
     "records",
 ]

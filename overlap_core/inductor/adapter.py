@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -17,6 +18,7 @@ from torch._inductor.scheduler import (
 from overlap_core.errors import GraphFormatError
 from overlap_core.graph import Node, NodeKind, OverlapGraph
 from overlap_core.registry import is_registered, op_has_internal_collective
+from overlap_core.skeleton import is_exchange
 
 from .captured import find_shard_inputs
 from .dependencies import (
@@ -28,6 +30,7 @@ from .dependencies import (
     operations_inside,
 )
 from .groups import GroupResolver
+from .input_kinds import find_input_kinds
 from .numbering import find_captured
 from .sizes import SizeReader
 from .work import describe_work
@@ -64,6 +67,8 @@ def adapt(
     rank: int,
     world_size: int,
     groups: GroupResolver | None = None,
+    *,
+    roughly: bool = False,
 ) -> AdaptedGraph:
     """Describe scheduler nodes, in the order given, as plain data.
 
@@ -75,6 +80,7 @@ def adapt(
         inductor_graph: the graph being lowered (`V.graph`).
         rank, world_size: of this process.
         groups: resolver of group names; None: a fresh one.
+        roughly: leave out what a node doesn't tell, such as a size that cannot be read.
 
     Raises:
         GraphFormatError: the nodes cannot be described, for instance since they are grouped.
@@ -122,13 +128,16 @@ def adapt(
             reads, key=lambda name: (writer.get(name, -1), rank_of_input.get(name, -1), name)
         )
         read_from = {writer[name] for name in ordered_reads if name in writer}
-        node, request = _describe(
-            snode,
-            sizes,
-            groups,
-            reads=tuple(ordered_reads),
-            after=tuple(names[i] for i in sorted(after - read_from)),
+        needs = (
+            tuple(ordered_reads),
+            tuple(names[i] for i in sorted(after - read_from)),
         )
+        try:
+            node, request = _describe(snode, sizes, groups, *needs)
+        except Exception:
+            if not roughly:
+                raise
+            node, request = _describe_roughly(snode, groups, *needs), None
         nodes.append(node)
         requests.append(request)
     _give_members_sizes(nodes, [_unpacked(snode, writer) for snode in snodes])
@@ -141,6 +150,7 @@ def adapt(
         constants=tuple(constants),
         outputs=tuple(n for n in inductor_graph.get_output_names() if n in known),
         symbols=sizes.hints(),
+        input_kinds=find_input_kinds(inductor_graph, inputs),
         # What is no tensor, such as None, has a name and is no input of the graph.
         input_bytes=sum(_held_bytes(inductor_graph.graph_inputs.get(n), sizes) for n in inputs),
     )
@@ -193,7 +203,11 @@ def find_group_ranks(snodes: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def _describe(
-    snode: Any, sizes: SizeReader, groups: GroupResolver, reads: tuple[str, ...], after: Any
+    snode: Any,
+    sizes: SizeReader,
+    groups: GroupResolver,
+    reads: tuple[str, ...],
+    after: tuple[str, ...],
 ) -> tuple[Node, CostRequest | None]:
     kind, op = _kind_and_op(snode)
     shapes, dtypes = _outputs(snode, sizes)
@@ -207,8 +221,13 @@ def _describe(
         names = {_group_name(inner, groups) for inner in inside or (snode.node,)}
         # Of several groups, or of an unknown one, nothing can be said.
         group = names.pop() if len(names) == 1 else None
+    sent: tuple[Size, ...] = ()
+    received: tuple[Size, ...] = ()
     if kind is NodeKind.COLLECTIVE:
-        nbytes = _collective_bytes(snode, sizes, groups.ranks(group) if group else None)
+        ranks = groups.ranks(group) if group else None
+        nbytes = _collective_bytes(snode, sizes, ranks)
+        if ranks is not None and is_exchange(op):
+            sent, received = _exchanged_rows(snode.node, sizes, len(ranks))
     node = Node(
         name=snode.get_name(),
         kind=kind,
@@ -220,6 +239,8 @@ def _describe(
         dtypes=dtypes,
         group=group,
         group_ranks=None if group is None else groups.ranks(group),
+        sent=sent,
+        received=received,
         nbytes=nbytes,
         issues_collective=issues,
         origins=_origins(snode),
@@ -228,6 +249,34 @@ def _describe(
     if kind is NodeKind.WAIT or op == MULTI_OUTPUT or isinstance(snode, NopKernelSchedulerNode):
         return node, None
     return node, describe_work(snode, node, sizes)
+
+
+def _describe_roughly(
+    snode: Any, groups: GroupResolver, reads: tuple[str, ...], after: tuple[str, ...]
+) -> Node:
+    """What its place among others depends on, and what can be read of the rest."""
+    kind, op = _kind_and_op(snode)
+    communicates = kind is NodeKind.COLLECTIVE or op_has_internal_collective(op)
+    group = _group_name(snode.node, groups) if communicates else None
+    captured: int | None = None
+    dtypes: tuple[str, ...] = ()
+    with suppress(Exception):
+        captured = find_captured(snode.node, _origin_nodes(snode))
+    with suppress(Exception):
+        dtypes = tuple(str(b.get_dtype()).removeprefix("torch.") for b in _made_by(snode))
+    return Node(
+        name=snode.get_name(),
+        kind=kind,
+        op=op,
+        reads=reads,
+        writes=tuple(snode.get_buffer_names()),
+        after=after,
+        dtypes=dtypes,
+        group=group,
+        group_ranks=None if group is None else groups.ranks(group),
+        issues_collective=kind is NodeKind.OPAQUE and communicates,
+        captured=captured,
+    )
 
 
 def _may_communicate(operation: Any) -> bool:
@@ -262,8 +311,8 @@ def _kind_and_op(snode: Any) -> tuple[NodeKind, str]:
     return NodeKind.COMPUTE, str(kernel) if kernel else type(inner).__name__
 
 
-def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
-    """Sizes and dtypes of what the node makes; of an in-place collective, of what it changes."""
+def _made_by(snode: Any) -> list[Any]:
+    """The buffers that a node makes; of an in-place collective, those that it changes."""
     buffers = [output.node for output in snode.get_outputs()]
     layouts = [getattr(buffer, "layout", None) for buffer in buffers]
     shaped = [
@@ -273,6 +322,12 @@ def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...
     ]
     if not shaped and is_collective_kernel(snode):
         shaped = [value for value in snode.node.inputs if hasattr(value, "get_size")]
+    return shaped
+
+
+def _outputs(snode: Any, sizes: SizeReader) -> tuple[tuple[tuple[Size, ...], ...], tuple[str, ...]]:
+    """Sizes and dtypes of what the node makes."""
+    shaped = _made_by(snode)
     return (
         tuple(sizes.sizes(buffer.get_size()) for buffer in shaped),
         tuple(str(buffer.get_dtype()).removeprefix("torch.") for buffer in shaped),
@@ -306,6 +361,21 @@ def _collective_bytes(snode: Any, sizes: SizeReader, ranks: tuple[int, ...] | No
         return total
     count = sizes.numel(inner.get_size())
     return None if count is None else count * inner.get_dtype().itemsize
+
+
+def _exchanged_rows(
+    inner: Any, sizes: SizeReader, ranks: int
+) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+    """Rows that an all-to-all sends to and receives from each rank; empty if it doesn't show."""
+    with suppress(Exception):
+        args, kwargs = inner.unflatten_args(inner.inputs, inner.constant_args)
+        names = [argument.name for argument in inner.op_overload._schema.arguments]
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        sent = sizes.sizes(named["input_split_sizes"])
+        received = sizes.sizes(named["output_split_sizes"])
+        if len(sent) == len(received) == ranks:
+            return sent, received
+    return (), ()
 
 
 def _origins(snode: Any) -> tuple[str, ...]:

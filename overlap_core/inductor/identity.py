@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from torch._guards import CompileContext, TracingContext
 
 __all__ = ["identify"]
@@ -28,10 +29,23 @@ def identify(inductor_graph: Any) -> str:
     else:
         direction = "forward"
     name = getattr(inductor_graph, "name", None) or "main"
-    return f"{_code()}/{direction}/{name}".replace(" ", "_")
+    # Under another wrapper no coalesced call can be generated, so no agreement on one be followed.
+    words = [compiled_code(), direction, name]
+    if getattr(inductor_graph, "cpp_wrapper", False) or getattr(inductor_config, "fx_wrapper", 0):
+        words.append("without_calls")
+    return "/".join(words).replace(" ", "_")
 
 
-def _code() -> str:
+def code_of(identity: str) -> str:
+    """What graphs have in common that peers may run at the same time, from what `identify` said.
+
+    A forward graph of one rank may meet an inference graph of another, which issues the same.
+    """
+    return identity.replace("/inference/", "/forward/")
+
+
+def compiled_code() -> str:
+    """Where the function is that is being compiled."""
     traced = TracingContext.get_traced_code() or ()
     if not traced:
         return f"compile-{CompileContext.current_compile_id() or 'none'}"

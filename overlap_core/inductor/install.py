@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch._inductor.compile_fx as compile_fx_module
@@ -22,11 +22,14 @@ from overlap_core.ranks import Mode
 from overlap_core.session import session
 
 from .groups import rank_and_world_size
+from .input_kinds import capturing
 from .job import forget_other_job
 from .numbering import with_numbering
+from .off import failure_in_words, go_without, overlap_again, tell_peers
 from .overlap_pass import OverlapPass
 from .records import add_record
 from .versions import SIMPLE_OVERLAP_KEY, check_torch, has_config_key
+from .warm_start import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +46,7 @@ def inductor_options(config: OverlapConfig | None = None) -> dict[str, Any]:
     """Options for `torch.compile(model, options=...)` that install the pass for that model.
 
     Reorder passes that are configured in Inductor now stay and run before ours. With
-    `OVERLAP_CORE=0` the result is empty.
+    `OVERLAP_CORE=0` the result is empty. Peers hear of that, and of errors, and don't wait.
 
     Args:
         config: None: the defaults. Must be equal on all ranks.
@@ -52,9 +55,9 @@ def inductor_options(config: OverlapConfig | None = None) -> dict[str, Any]:
         UnsupportedTorchError: this torch is outside the supported range, or lacks a name.
         PluginError, ConfigError: a plugin or the configuration is unusable.
     """
-    if disabled_by_environment():
-        return {}
     overlap_pass = _make_pass(config)
+    if overlap_pass is None:
+        return {}
     _watch_compiles()
     return _compose(overlap_pass, {})
 
@@ -68,10 +71,10 @@ def enable(config: OverlapConfig | None = None) -> None:
     Raises:
         UnsupportedTorchError, PluginError, ConfigError: as `inductor_options`.
     """
-    if disabled_by_environment():
+    overlap_pass = _make_pass(config)
+    if overlap_pass is None:
         logger.info("overlap is off: OVERLAP_CORE=0")
         return
-    overlap_pass = _make_pass(config)
     if rank_and_world_size() is None:
         logger.warning(
             "overlap is off: no process group is initialized. Call "
@@ -86,6 +89,7 @@ def disable() -> None:
     """Take back `enable` and every `enabled` around this call. What is compiled stays as it is."""
     with session.lock:
         session.kept.passes.clear()
+        session.kept.off = ""
 
 
 @contextmanager
@@ -98,10 +102,10 @@ def enabled(config: OverlapConfig | None = None) -> Iterator[None]:
     Raises:
         UnsupportedTorchError, PluginError, ConfigError: as `inductor_options`.
     """
-    if disabled_by_environment():
+    overlap_pass = _make_pass(config)
+    if overlap_pass is None:
         yield
         return
-    overlap_pass = _make_pass(config)
     with session.lock:
         session.kept.passes.append(overlap_pass)
         _watch_compiles()
@@ -112,10 +116,28 @@ def enabled(config: OverlapConfig | None = None) -> Iterator[None]:
             session.kept.passes[:] = [one for one in session.kept.passes if one is not overlap_pass]
 
 
-def _make_pass(config: OverlapConfig | None) -> OverlapPass:
-    check_torch()
-    config = OverlapConfig() if config is None else config
-    return OverlapPass(config, PluginHost.discover(config))
+def _make_pass(config: OverlapConfig | None) -> OverlapPass | None:
+    """What to install; None: the environment switches everything off."""
+    try:
+        if disabled_by_environment():
+            _go_without("switched off by OVERLAP_CORE=0 in the environment")
+            return None
+        check_torch()
+        config = OverlapConfig() if config is None else config
+        overlap_pass = OverlapPass(config, PluginHost.discover(config))
+    except Exception as error:
+        _go_without(failure_in_words(error))
+        raise
+    overlap_again()
+    with session.lock:
+        session.kept.made[setting_of(config, overlap_pass.host)] = overlap_pass
+    return overlap_pass
+
+
+def _go_without(why: str) -> None:
+    go_without(why)
+    with suppress(AttributeError):  # in a torch that is not supported anything may be missing
+        _watch_compiles()
 
 
 def _compose(overlap_pass: OverlapPass, patches: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +177,11 @@ def _watch_compiles() -> None:
 
 def _compile_with_overlap(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     patches = dict(kwargs.get("config_patches") or {})
-    active = _find_pass(patches.get(_PASSES, getattr(inductor_config, _PASSES)))
+    active = _find_pass(patches.get(_PASSES, getattr(inductor_config, _PASSES, ())))
+    off = session.kept.off
+    if active is None and off and not session.kept.passes:
+        tell_peers(off)  # of a job that has begun since
+        return original(*args, **kwargs)
     if active is None and session.kept.passes and not disabled_by_environment() and len(args) < 4:
         with session.lock:
             active = session.kept.passes[-1] if session.kept.passes else None
@@ -172,7 +198,10 @@ def _compile_with_overlap(original: Any, args: tuple[Any, ...], kwargs: dict[str
         logger.warning("overlap is off: %s", why)
         forget_other_job()
         add_record(_off(why))
-    return original(*args, **kwargs)
+    elif active is not None:
+        tell_peers("")  # whatever came to nothing before
+    with capturing(args[0] if args else kwargs.get("model_")):
+        return original(*args, **kwargs)
 
 
 def _find_pass(passes: Any) -> OverlapPass | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from attrs import define, field, frozen
 
-from overlap_core.following import structure_of
+from overlap_core.following import peer_skeleton_of
 from overlap_core.ranks import GraphKey
+from overlap_core.ranks.notices import find_off, say_off
 from overlap_core.session import session
-from overlap_core.skeleton import captured_order
 
 from .groups import default_store, is_fake_world, rank_and_world_size
+from .identity import code_of
 from .warm_start import Agreements, setting_of
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from overlap_core.ranks.store import KeyValueStore
     from overlap_core.views import RankView
 
-__all__ = ["Job", "Meeting", "current_job", "forget_other_job", "key_of"]
+__all__ = ["Job", "Meeting", "current_job", "forget_other_job", "is_in_force", "key_of"]
 
 
 @frozen(kw_only=True)
@@ -49,6 +51,25 @@ class Job:
     _agreements: dict[str, Agreements] = field(factory=dict)
     _settings: dict[str, list[str]] = field(factory=dict)
     _met: dict[str, int] = field(factory=dict)
+    _attended: WeakSet[Any] = field(factory=WeakSet)
+    """Graphs for which this rank was at a meeting."""
+    _off: str = ""
+    """What peers were told last."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether peers were told that this rank goes on without overlap."""
+        return bool(self._off)
+
+    def say_off(self, why: str) -> None:
+        """Tell all peers why this rank goes on without overlap; empty: it overlaps again."""
+        with self._lock:
+            if why != self._off:
+                say_off(self.store, self.number, self.rank, why)
+                self._off = why
+
+    def _anybody_is_off(self) -> bool:
+        return bool(find_off(self.store, self.number, range(self.world_size)))
 
     def agreements(self, config: OverlapConfig, host: PluginHost) -> Agreements:
         """Those made under one configuration. The first call asks all ranks how they start."""
@@ -63,8 +84,25 @@ class Job:
                     config,
                     self.number,
                     host.source_files(),
+                    place=len(self._agreements),
+                    in_vain=self._anybody_is_off,
                 )
             return self._agreements[setting]
+
+    def has_moved(self, code: str | None) -> bool:
+        """Whether an agreement on a function, from `code_of`, or on any, has moved something."""
+        with self._lock:
+            books = [agreements.book for agreements in self._agreements.values()]
+        return any(agreed.moved for book in books for agreed in book.of(code))
+
+    def goes_by(self, plan: str) -> bool:
+        """Whether a plan is one that something was compiled under, or could be."""
+        with session.lock:
+            made = list(session.kept.made.values())
+        with self._lock:
+            if any(agreements.plan == plan for agreements in self._agreements.values()):
+                return True
+        return any(self.agreements(one.config, one.host).plan == plan for one in made)
 
     def meeting(
         self, view: RankView, identity: str, key: GraphKey | None, *, counts: bool = True
@@ -81,7 +119,32 @@ class Job:
             key: of the graph, from `key_of`.
             counts: False for a graph that only tells peers not to wait for it.
         """
-        setting = setting_of(view.config, view.host)
+        structure = "none" if key is None else key.structure[:32]
+        return self._meet(setting_of(view.config, view.host), identity, structure, counts=counts)
+
+    def attend(self, graph: Any) -> None:
+        """Remember that this rank is at its meeting for a graph."""
+        self._attended.add(graph)
+
+    def missed_meeting(
+        self, graph: Any, identity: str, setting: str, *, counts: bool
+    ) -> Meeting | None:
+        """Where peers wait for this rank, which failed before it came; None: nowhere, or unknown.
+
+        Args:
+            graph: which failed.
+            identity: which function it is.
+            setting: from `setting_of`.
+            counts: as for `meeting`.
+        """
+        with self._lock:
+            books = [agreements.book for agreements in self._agreements.values()]
+            # Where the ranks have agreed on something, peers may follow it, and meet nobody.
+            if graph in self._attended or any(book.of(code_of(identity)) for book in books):
+                return None
+            return self._meet(setting, identity, "none", counts=counts)
+
+    def _meet(self, setting: str, identity: str, structure: str, *, counts: bool) -> Meeting:
         with self._lock:
             # Ranks whose configurations differ must meet, and say so: only the number counts.
             known = self._settings.setdefault(identity, [])
@@ -90,7 +153,7 @@ class Job:
             name = f"{identity}/{known.index(setting)}"
             again = name in self._met
             if again:
-                name = f"{name}/{'none' if key is None else key.structure[:32]}"
+                name = f"{name}/{structure}"
             number = self._met.get(name, 0)
             if counts:
                 self._met[name] = number + 1
@@ -101,16 +164,21 @@ def key_of(view: RankView, identity: str) -> GraphKey | None:
     """The key of a graph's agreement; None for a graph that could not be looked at."""
     if view.skeleton is None:
         return None
-    nodes = [view.graph.nodes[position] for position in view.skeleton.positions]
-    ranks = list({node.group: node.group_ranks for node in nodes}.values())
-    # Under another wrapper of Inductor's no call can be made, so no agreement on calls be followed.
-    places = captured_order(view.graph, view.skeleton) or range(len(nodes))
-    single = [i for i, place in enumerate(places) if nodes[place].name in view.keep_alone]
+    noticed, _ = peer_skeleton_of(view.graph, view.skeleton)
     return GraphKey(
-        code=identity,
-        structure=structure_of(view.graph, view.skeleton),
-        groups=hashlib.sha256(json.dumps([ranks, single]).encode()).hexdigest(),
+        code=code_of(identity),
+        structure=noticed.digest(),
+        groups=hashlib.sha256(json.dumps(noticed.groups).encode()).hexdigest(),
     )
+
+
+def is_in_force(plan: str) -> bool:
+    """Whether the ranks of this job go by a plan; where there are no ranks, any is.
+
+    Asks all ranks how they start, if nothing was compiled yet.
+    """
+    job = current_job()
+    return job is None or job.world_size == 1 or job.goes_by(plan)
 
 
 def current_job() -> Job | None:

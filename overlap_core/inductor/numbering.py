@@ -13,6 +13,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from overlap_core.session import session
 
+from .input_kinds import mark_kinds
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -42,6 +44,7 @@ class CapturedNumbering(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Number the nodes, unless this very graph was numbered before."""
+        mark_kinds(graph)
         if graph in session.kept.numbered:
             return
         for place, node in enumerate(graph.nodes):

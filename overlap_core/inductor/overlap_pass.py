@@ -7,9 +7,11 @@ diverge from what its peers run already.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch._functorch.config as functorch_config
 from attrs import evolve, frozen
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.virtualized import V
@@ -17,12 +19,13 @@ from torch._inductor.virtualized import V
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest, scale_missing
 from overlap_core.errors import DivergenceError
-from overlap_core.following import agreement_of, follow
+from overlap_core.following import agreement_of, choose_agreement, describe_new, follow
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate
 from overlap_core.ranks import Mode, StoreExchange, run_loopback
 from overlap_core.registry import is_declared, note_compiled, op_was_seen_communicating
+from overlap_core.session import session
 from overlap_core.simulation import reach
 from overlap_core.views import prepare, with_costs, with_workspaces
 
@@ -31,19 +34,21 @@ from .coalesce import coalesce, find_uncoalescable
 from .dependencies import is_collective_kernel, reorder_comm_deps
 from .groups import rank_and_world_size
 from .hidden import describe_hidden, note_hidden, opaque_ops, search_hidden
-from .identity import identify
+from .identity import code_of, compiled_code, identify
 from .job import Meeting, current_job, forget_other_job, key_of
 from .measure import DeviceMeasurer
 from .op_names import warn_of_unknown_registrations
 from .records import add_record
 from .telling import tell
+from .versions import software
+from .warm_start import setting_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from overlap_core.config import OverlapConfig
     from overlap_core.host import PluginHost
-    from overlap_core.ranks import GraphKey
+    from overlap_core.ranks import Agreement, GraphKey
     from overlap_core.views import RankView
 
     from .job import Job
@@ -61,8 +66,9 @@ class OverlapPass:
     """One installation of the pass.
 
     It survives `copy.deepcopy` as itself. Inductor's caches, which pickle it for their keys, get
-    the name of the plan that all ranks hold and this rank's number: compiled code is found again
-    by the rank that made it, and only under the plan that it was made under.
+    the name of the plan that all ranks hold, this rank's number and the function: compiled code is
+    found again by the rank that made it, for the function that it was agreed on for, and only under
+    the plan that it was made under.
     """
 
     def __init__(self, config: OverlapConfig, host: PluginHost, clock: Clock = REAL_CLOCK) -> None:
@@ -77,7 +83,7 @@ class OverlapPass:
         job = current_job()
         if job is None:
             raise BypassFxGraphCache("overlap_core has no process group to ask")
-        return str, (job.agreements(self.config, self.host).token(),)
+        return str, (job.agreements(self.config, self.host).token(compiled_code()),)
 
     def __repr__(self) -> str:
         return f"OverlapPass({self.config!r})"
@@ -92,6 +98,8 @@ class OverlapPass:
             logger.error("%s", error)
             raise
         except Exception as error:
+            if self._is_bound():
+                raise _divergence(error) from error
             logger.warning(
                 "overlap is off for one graph: the pass failed and program order is kept "
                 "(%s: %s); please report this",
@@ -99,8 +107,35 @@ class OverlapPass:
                 error,
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
-            add_record(_kept(0, f"the pass failed: {type(error).__name__}: {error}"))
+            why = _failed(error)
+            add_record(_kept(0, why))
+            self._excuse(snodes, why)
             return snodes
+
+    def _is_bound(self) -> bool:
+        """Whether gathers of the function that is compiled were ever moved."""
+        job = session.learned.job
+        if job is None:
+            return False
+        code = None
+        try:
+            job.agreements(self.config, self.host)
+            code = code_of(identify(V.graph))
+        except Exception as error:
+            logger.debug("what was agreed on for this function is unknown: %s", error)
+        return job.has_moved(code)
+
+    def _excuse(self, snodes: list[Any], why: str) -> None:
+        """Tell peers that wait for this rank at a graph on which it failed. Never raises."""
+        with contextlib.suppress(Exception):
+            job = current_job()
+            if job is None or job.world_size == 1:
+                return
+            setting = setting_of(self.config, self.host)
+            counts = any(map(is_collective_kernel, snodes))
+            meeting = job.missed_meeting(V.graph, identify(V.graph), setting, counts=counts)
+            if meeting is not None:
+                self._exchange(job, meeting, self.config.deadline_s).leave(why)
 
     def _reorder(self, snodes: list[Any]) -> list[Any]:
         world = rank_and_world_size()
@@ -110,6 +145,10 @@ class OverlapPass:
             return snodes
         forget_other_job()
         rank, world_size = world
+        if _leaves_this_process():
+            if any(map(is_collective_kernel, snodes)):
+                add_record(_kept(rank, "it is packaged as C++, which cannot check its plan"))
+            return snodes
         sight = self._look(snodes, rank, world_size)
         sight, outcome = self._decide(snodes, sight)
         if outcome is None:
@@ -189,9 +228,7 @@ class OverlapPass:
                     adapted = adapt(snodes, V.graph, rank, world_size)
         except Exception as error:
             fault = f"the graph cannot be described: {type(error).__name__}: {error}"
-            empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
-            view = prepare(empty, self.config, self.host, fault=fault)
-            return _Sight(adapted=None, view=view, groups=find_group_ranks(snodes))
+            return self._look_roughly(snodes, rank, world_size, fault)
         view = prepare(
             adapted.graph,
             self.config,
@@ -207,6 +244,18 @@ class OverlapPass:
             measurer=self._measurer(snodes, adapted, view),
             undeclared=tuple(op for op in opaque_ops(adapted) if op_was_seen_communicating(op)),
         )
+
+    def _look_roughly(self, snodes: list[Any], rank: int, world_size: int, fault: str) -> _Sight:
+        """As much as is needed to follow what was agreed on before."""
+        adapted = None
+        try:
+            adapted = adapt(snodes, V.graph, rank, world_size, roughly=True)
+        except Exception as error:
+            logger.debug("nor can it be described roughly: %s", error)
+        empty = OverlapGraph(rank=rank, world_size=world_size, nodes=())
+        graph, requests = (empty, ()) if adapted is None else (adapted.graph, adapted.requests)
+        view = prepare(graph, self.config, self.host, requests, fault=fault)
+        return _Sight(adapted=adapted, view=view, groups=find_group_ranks(snodes))
 
     def _measurer(
         self, snodes: list[Any], adapted: AdaptedGraph, view: RankView
@@ -232,17 +281,25 @@ class OverlapPass:
         key = key_of(view, identity)
         if self.config.enabled:
             agreements = job.agreements(self.config, self.host)
-            agreed = None if key is None else agreements.book.get(key)
-            if agreed is not None:
-                return sight, follow(self._with_costs(sight, agreements), agreed)
+            agreed = agreements.book.of(code_of(identity))
+            if agreed and (bound := choose_agreement(view, agreed)) is not None:
+                return self._follow(sight, agreements, bound)
             if sight.groups or view.fault:
-                return self._negotiate(snodes, sight, job, identity, key)
+                return self._negotiate(snodes, sight, job, identity, key, agreed)
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
         exchange = self._exchange(job, meeting, self.config.deadline_s)
-        exchange.publish_scope(sight.groups, gathers=0)
+        off = "" if outcome is None else outcome.why
+        exchange.publish_scope(sight.groups, gathers=0, off=off)
         exchange.leave()
         return sight, outcome
+
+    def _follow(
+        self, sight: _Sight, agreements: Agreements, agreed: Agreement
+    ) -> tuple[_Sight, RankOutcome]:
+        """Follow what was agreed; the sight is that of what the outcome is about."""
+        view, outcome = follow(self._with_costs(sight, agreements), agreed)
+        return evolve(sight, view=view), outcome
 
     def _with_costs(self, sight: _Sight, agreements: Agreements) -> RankView:
         """The view with what was measured before, and this rank's own compute measured now.
@@ -275,13 +332,28 @@ class OverlapPass:
         return run_loopback(protocol, scope.index(rank), len(scope))
 
     def _negotiate(
-        self, snodes: list[Any], sight: _Sight, job: Job, identity: str, key: GraphKey | None
+        self,
+        snodes: list[Any],
+        sight: _Sight,
+        job: Job,
+        identity: str,
+        key: GraphKey | None,
+        agreed: Sequence[Agreement],
     ) -> tuple[_Sight, RankOutcome]:
-        """Meet the other ranks, and remember what came of it."""
+        """Meet the other ranks, and remember what came of it.
+
+        Raises:
+            DivergenceError: nobody came, and peers may run a graph of the function in an order in
+                which gathers were moved; or what was decided cannot be learned or remembered.
+        """
         view, config = sight.view, self.config
         meeting = job.meeting(view, identity, key)
-        deadline_s = config.recompile_deadline_s if meeting.again else config.deadline_s
-        if not sight.can_gain:
+        bound = any(agreement.moved for agreement in agreed)
+        # Where program order is no way out, peers that are slow are worth waiting for.
+        deadline_s = (
+            config.recompile_deadline_s if meeting.again and not bound else config.deadline_s
+        )
+        if not sight.can_gain and not bound:
             deadline_s = min(deadline_s, _NOTHING_TO_GAIN_S)
         exchange = self._exchange(job, meeting, deadline_s)
         try:
@@ -298,7 +370,18 @@ class OverlapPass:
                     negotiate(sight.view, found.ranks, sight.measurer), found.ranks
                 )
         except TimeoutError as error:
+            if bound:
+                raise DivergenceError(
+                    f"rank {job.rank} compiles a graph that it cannot align with what the ranks "
+                    f"agreed on for this function: {describe_new(view, agreed)}. No peer has come "
+                    f"to agree on a new order ({error}), and those that run the agreed one would "
+                    "wait for ever for a rank in another. Compile this shape on all ranks "
+                    "together, or switch the pass off on all of them with OVERLAP_CORE=0"
+                ) from error
             outcome = evolve(_kept(job.rank, str(error), view), lasting=False)
+        except Exception as error:
+            exchange.leave(_failed(error))
+            raise
         finally:
             exchange.leave()
         try:
@@ -313,7 +396,12 @@ class OverlapPass:
         return sight, outcome
 
     def _exchange(self, job: Job, meeting: Meeting, deadline_s: float) -> StoreExchange:
-        return StoreExchange(job.store, job.rank, meeting.name, deadline_s, self._clock)
+        job.attend(V.graph)
+        return StoreExchange(
+            *(job.store, job.rank, meeting.name, deadline_s, self._clock),
+            job=job.number,
+            software=software(),
+        )
 
     def _remember(
         self, sight: _Sight, outcome: RankOutcome, key: GraphKey | None, job: Job
@@ -369,6 +457,24 @@ def _is_of_interest(snodes: list[Any]) -> bool:
     """Leave empty graphs and the graphs of Inductor's own autotuning alone."""
     name = getattr(V.graph, "name", None) or ""
     return bool(snodes) and not name.startswith("benchmark_")
+
+
+def _divergence(error: Exception) -> DivergenceError:
+    return DivergenceError(
+        f"{_failed(error)}, and the graph cannot stay in program order, since peers may run one of "
+        "this function in which gathers were moved. Switch the pass off on all ranks with "
+        "OVERLAP_CORE=0, and report this"
+    )
+
+
+def _leaves_this_process() -> bool:
+    """Whether another process may load the code without asking; what is Python asks."""
+    bundled = functorch_config.bundled_autograd_cache and V.graph.cpp_wrapper
+    return bool(V.graph.aot_mode or bundled)
+
+
+def _failed(error: Exception) -> str:
+    return f"the pass failed: {type(error).__name__}: {error}"
 
 
 def _kept(

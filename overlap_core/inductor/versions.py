@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from packaging.version import Version
 
+from overlap_core._discovery import core_version
 from overlap_core.errors import UnsupportedTorchError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "check_torch",
     "has_config_key",
     "missing_names",
+    "software",
 ]
 
 SUPPORTED = (Version("2.11"), Version("2.15"))
@@ -115,6 +117,11 @@ def check_torch(
             f"torch {version} lacks {words}. This build differs from the releases that "
             "overlap_core knows; install a release, or leave overlap off (OVERLAP_CORE=0)"
         )
+
+
+def software() -> dict[str, str]:
+    """Versions by name, of which ranks must run the same to agree on anything."""
+    return {"overlap_core": core_version(), "torch": str(torch.__version__)}
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 from torch._inductor.codecache import BypassFxGraphCache
 from torch._inductor.runtime.runtime_utils import cache_dir
 
@@ -29,7 +30,7 @@ from overlap_core.ranks.plan_file import (
 from overlap_core.registry import registry_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from overlap_core.config import OverlapConfig
     from overlap_core.costs import Cost, CostRequest
@@ -66,6 +67,8 @@ class Agreements:
         config: where files are, and whether there are any.
         number: of the job on this store.
         plugin_files: code of the plugins; a plugin that was edited makes a start cold.
+        place: how many configurations of the job came before this one.
+        in_vain: whether a rank is known not to take part.
     """
 
     def __init__(
@@ -77,12 +80,17 @@ class Agreements:
         config: OverlapConfig,
         number: int = 1,
         plugin_files: Iterable[str] = (),
+        *,
+        place: int = 0,
+        in_vain: Callable[[], bool] = lambda: False,
     ) -> None:
         self.book = AgreementBook()
         self.costs: dict[CostRequest, Cost] = {}
         """What was measured so far, by key; of what communicates, by all ranks together."""
         self.machine = IDEAL
         """As it was probed by all ranks together."""
+        self.plan = ""
+        """The name under which all ranks keep their plan files, or did until one was dropped."""
         self._rank = rank
         self._path: Path | None = None
         self._file: PlanFile | None = None
@@ -90,27 +98,27 @@ class Agreements:
             header = _header(world_size, setting, plugin_files)
             name = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
             self._path = find_plan_folder(config) / name / f"rank{rank}.json"
-            prefix = f"overlap_core/start/{number}/{setting[:16]}"
-            patience_s = min(config.deadline_s, _LONGEST_PATIENCE_S)
-            self._start(store, prefix, world_size, header, patience_s)
+            found = load_plan_file(self._path, header)
+            if store is None:
+                self._start(found or PlanFile(name=new_name(), header=header), found is not None)
+            else:
+                file, warm = agree_on_start(
+                    store,
+                    f"overlap_core/start/{number}/{setting[:16]}",
+                    world_size,
+                    found,
+                    header,
+                    min(config.deadline_s, _LONGEST_PATIENCE_S),
+                    asked=f"overlap_core/start/{number}/asked/{place}",
+                    in_vain=in_vain,
+                )
+                self._start(file, warm)
 
-    def _start(
-        self,
-        store: KeyValueStore | None,
-        prefix: str,
-        world_size: int,
-        header: dict[str, str],
-        patience_s: float,
-    ) -> None:
-        assert self._path is not None
-        found = load_plan_file(self._path, header)
-        if store is None:
-            warm = found is not None
-            self._file = found or PlanFile(name=new_name(), header=header)
-        else:
-            self._file, warm = agree_on_start(store, prefix, world_size, found, header, patience_s)
+    def _start(self, file: PlanFile | None, warm: bool) -> None:
+        self._file = file
         if self._file is None:
             return
+        self.plan = self._file.name
         for key, agreement in self._file.agreements:
             self.book.add(key, agreement)
         if not warm:
@@ -139,18 +147,25 @@ class Agreements:
             except OSError as error:
                 logger.warning("plan file %s cannot be removed: %s", self._path, error)
 
-    def token(self) -> str:
+    def token(self, code: str) -> str:
         """What the cache keys of this rank's compiled code must contain.
+
+        Args:
+            code: the function that is compiled. Another one of equal code has agreements of its
+                own.
 
         Raises:
             BypassFxGraphCache: this rank must keep away from caches.
         """
         if self._file is None:
             raise BypassFxGraphCache("overlap_core has no plan that all ranks hold")
-        return f"overlap_core {self._file.name} rank {self._rank}"
+        if getattr(dynamo_config, "caching_precompile", False):
+            raise BypassFxGraphCache("Dynamo would load what it keeps under any plan")
+        return f"overlap_core {self.plan} rank {self._rank} {code}"
 
     def mark_code(self, wrapper_code: Any) -> str:
-        """Let the code that is being generated say that it was loaded, see `report.cached`.
+        """Let the code that is being generated say when it is loaded, and under which plan it was
+        made, see `report.cached`.
 
         Returns:
             The name of the graph's report; empty if there is none to come back to.
@@ -161,7 +176,7 @@ class Agreements:
         name = uuid.uuid4().hex
         folder = self._path.with_suffix("") / self._file.name
         header.writeline("from overlap_core.report.cached import note_loaded as _note_loaded")
-        header.writeline(f"_note_loaded({str(folder)!r}, {name!r})")
+        header.writeline(f"_note_loaded({str(folder)!r}, {name!r}, {self.plan!r})")
         return name
 
     def _save(self) -> None:

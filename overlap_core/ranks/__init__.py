@@ -10,6 +10,7 @@ from .lockstep import Measurer, agree_on_costs, agree_on_machine
 from .memory import run_in_memory, run_loopback
 from .messages import Commitment, Proposal, decode_each, decode_votes, encode_vote
 from .negotiation import Decide, Share, meet, share_distinct, share_explained
+from .peer_skeleton import Alignment, PeerEntry, PeerSkeleton, align
 from .scopes import connected_scopes, one_sided
 from .store import StoreExchange
 from .votes import Mode, ModeDecision, Vote
@@ -17,6 +18,7 @@ from .votes import Mode, ModeDecision, Vote
 __all__ = [
     "Agreement",
     "AgreementBook",
+    "Alignment",
     "Commitment",
     "CommonOrder",
     "Decide",
@@ -24,12 +26,15 @@ __all__ = [
     "Measurer",
     "Mode",
     "ModeDecision",
+    "PeerEntry",
+    "PeerSkeleton",
     "Proposal",
     "Share",
     "StoreExchange",
     "Vote",
     "agree_on_costs",
     "agree_on_machine",
+    "align",
     "connected_scopes",
     "decode_each",
     "decode_votes",

@@ -1,8 +1,8 @@
 """What ranks agreed on, remembered for as long as the job runs.
 
-A graph that is compiled again (a new shape, a new guard) has the same skeleton as the one before,
-and its peers may go on with their old graphs. It must therefore keep the agreed order of
-communication, and it can do so alone, since the agreement says all that matters to others.
+Who compiles a function again (a new shape, a new guard) may have peers that go on with their old
+graphs. What they share with these must therefore keep the agreed order of communication, and can do
+so alone, since the agreement says all that peers notice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 
 from attrs import field, frozen
 
+from .peer_skeleton import PeerSkeleton
 from .votes import Mode  # noqa: TC001  cattrs reads the annotations
 
 __all__ = ["Agreement", "AgreementBook", "GraphKey"]
@@ -31,7 +32,7 @@ class GraphKey:
     code: str
     """The compiled function, and what it is compiled for: forward, backward or inference."""
     structure: str
-    """Digest of the skeleton, see `structure_digest`."""
+    """Digest of what is the same on all ranks, see `PeerSkeleton.digest`."""
     groups: str
     """Digest of the ranks behind the skeleton's groups, which are each rank's own."""
 
@@ -44,10 +45,14 @@ class Agreement:
     why: str
     scope: tuple[int, ...] = field(default=(), converter=_ints)
     """The ranks that decided, ascending."""
+    skeleton: PeerSkeleton = field(factory=PeerSkeleton)
+    """What peers notice of this rank's graph, in captured order if that is known."""
     sequence: tuple[int, ...] = field(default=(), converter=_ints)
-    """Ordinals of the skeleton entries in the committed order; empty: as in program order."""
+    """Ordinals of those entries in the committed order; empty: as in program order."""
     calls: tuple[tuple[int, ...], ...] = field(default=(), converter=_rows_of_ints)
     """Ordinals of the entries of each coalesced call, in order."""
+    moved: bool = False
+    """Whether this rank's communication is another one than in program order."""
     lasting: bool = True
     """False: decided because a rank was late or failed, so it holds for this run only."""
 
@@ -62,6 +67,11 @@ class AgreementBook:
     def get(self, key: GraphKey) -> Agreement | None:
         with self._lock:
             return self._found.get(key)
+
+    def of(self, code: str | None) -> tuple[Agreement, ...]:
+        """All that was agreed on for one function, or for any, the oldest first."""
+        with self._lock:
+            return tuple(one for key, one in self._found.items() if code in (None, key.code))
 
     def add(self, key: GraphKey, agreement: Agreement) -> Agreement:
         """Remember an agreement; returns the one that stands."""

@@ -19,21 +19,28 @@ from overlap_core.graph import restore_order
 from overlap_core.skeleton import (
     arrange,
     captured_order,
+    describe_uneven,
     entry_from_json,
     entry_to_json,
+    find_reordered,
+    is_exchange,
     match_order,
+    merge,
     merge_skeletons,
     occurrences,
     skeleton_digest,
+    structure,
 )
 
 from .crossings import decode_issued, encode_issued, find_crossing, list_issued
 from .differences import describe_more
+from .ends import compare_ends, decode_exchanged, encode_exchanged, list_exchanged
 from .messages import decode_each
 from .negotiation import first_places, share_distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+    from typing import Protocol as Interface
 
     from overlap_core.graph import OverlapGraph
     from overlap_core.skeleton import Skeleton, SkeletonEntry
@@ -41,6 +48,12 @@ if TYPE_CHECKING:
     from .crossings import Crossing
     from .negotiation import Protocol
     from .votes import Vote
+
+    class FingerprintOf(Interface):
+        """Fingerprint of this rank's graph in another order of its positions."""
+
+        def __call__(self, order: tuple[int, ...], *, static: bool) -> str: ...
+
 
 __all__ = ["CommonOrder"]
 
@@ -82,14 +95,15 @@ class CommonOrder:
     """Place of this rank in the scope."""
     votes: tuple[Vote, ...]
     """After `compare`: as a mode ladder is to see them."""
-    fingerprint_of: Callable[[tuple[int, ...]], str]
-    """Fingerprint of this rank's graph in another order of its positions."""
+    fingerprint_of: FingerprintOf
     restored: tuple[tuple[int, ...], ...] = ()
     """The orders that were asked about; empty ones are not legal here."""
     chosen: int | None = None
     """Which of `restored` is legal on all ranks; None: program order stands."""
     crossing: Crossing | None = None
     """Two operations that will meet in the wrong order, since no common order was found."""
+    uneven: str = ""
+    """Which static sizes are each rank's own and were not compared, in words."""
     _captured: tuple[int, ...] | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -107,6 +121,7 @@ class CommonOrder:
             self.votes = tuple(evolve(vote, skeleton=digest) for vote in self.votes)
             swapped = yield from self._mixes_up_equals(merged)
             if not swapped:
+                yield from self._leave_out_sizes()
                 return ""
             difference = "equal operations come in different orders"
         yield from self._restore(skeletons)
@@ -147,10 +162,11 @@ class CommonOrder:
         """What a reader must know of orders that had parted; `planned`: beyond the common one."""
         if self.crossing is not None:
             return (f"{self.crossing}; {_REMEDY}",)
+        uneven = (self.uneven,) if self.uneven and committed else ()
         if self.chosen is None:
-            return ()
+            return uneven
         if committed:
-            return (_RESTORED if planned else _RESTORED + _NOTHING_ELSE,)
+            return (_RESTORED if planned else _RESTORED + _NOTHING_ELSE, *uneven)
         if self.index == 0:
             logger.warning("%s; %s", _STILL_APART, _REMEDY)
         return (f"{_STILL_APART}; {_REMEDY}",)
@@ -159,6 +175,7 @@ class CommonOrder:
         self, step: str, order: tuple[int, ...] | None
     ) -> Protocol[tuple[list[Entries], Entries | None, str]]:
         """The distinct skeletons of the scope in program order, or each rank's in `order`."""
+        self.uneven = ""
         mine = self.skeleton.entries if order is None else arrange(self.skeleton.entries, order)
         if order is None and len({vote.skeleton for vote in self.votes}) == 1:
             return [mine], mine, ""
@@ -170,11 +187,45 @@ class CommonOrder:
             for distinct in speakers
         ]
         ranks = [self.scope[place] for place in speakers.values()]
-        merged, difference = merge_skeletons(skeletons, ranks)
+        merged = merge(skeletons, ranks)
+        difference, matched = merged.difference, frozenset[int]()
+        exchanges = [o for o in merged.uneven if is_exchange(mine[o].op)]
+        if exchanges:
+            difference, matched = yield from self._compare_ends(step, order, exchanges, skeletons)
+        captured = all(vote.order for vote in self.votes)
+        difference = difference or find_reordered(
+            skeletons, merged.uneven, ranks, matched, captured=captured
+        )
         if difference:
             more = describe_more(ranks, skeletons)
             difference = f"skeletons differ at {difference}" + (f"; {more}" if more else "")
-        return skeletons, merged, difference
+            return skeletons, None, difference
+        self.uneven = describe_uneven(merged.uneven, skeletons, ranks)
+        return skeletons, merged.entries, ""
+
+    def _compare_ends(
+        self,
+        step: str,
+        order: tuple[int, ...] | None,
+        ordinals: Sequence[int],
+        skeletons: Sequence[Entries],
+    ) -> Protocol[tuple[str, frozenset[int]]]:
+        """Where two ends of an all-to-all contradict each other, and which ones fit."""
+        order = tuple(range(len(self.skeleton.entries))) if order is None else order
+        mine = list_exchanged(self.graph, self.skeleton, order, ordinals)
+        payloads = yield from share_distinct(f"{step}/ends", encode_exchanged(mine), self.index)
+        known = dict(zip(self.scope, decode_each(payloads, decode_exchanged), strict=True))
+        return compare_ends(known, [skeletons[0][ordinal] for ordinal in ordinals])
+
+    def _leave_out_sizes(self) -> Protocol[None]:
+        """Where sizes are each rank's own, let graphs that differ in sizes only be one graph."""
+        if self.uneven:
+            print_ = structure(self.graph).encode()
+            prints = yield from share_distinct("structure", print_, self.index)
+            self.votes = tuple(
+                evolve(vote, fingerprint=one.decode())
+                for vote, one in zip(self.votes, prints, strict=True)
+            )
 
     def _mixes_up_equals(self, merged: Entries) -> Protocol[bool]:
         """Whether skeletons that match hide equal operations which ranks have in other orders."""
@@ -203,7 +254,10 @@ class CommonOrder:
             restore_order(self.graph.predecessors, [positions[which] for which in order]) or ()
             for order, _ in candidates
         )
-        prints = [self.fingerprint_of(order) if order else "" for order in self.restored]
+        static = not self.uneven
+        prints = [
+            self.fingerprint_of(order, static=static) if order else "" for order in self.restored
+        ]
         payload = json.dumps(prints).encode()
         payloads = yield from share_distinct("order/restored", payload, self.index)
         answers = [json.loads(answer) for answer in payloads]

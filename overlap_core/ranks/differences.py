@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ __all__ = ["describe_more", "encode_nodes", "find_difference"]
 _LONGEST_TEXT = 120
 _MOST_ORIGINS = 4
 _MOST_OPS = 3
+_SHAPES = re.compile(r" \[[^\]]*")
+_NUMBER = re.compile(r"\d+")
 
 
 def describe_more(ranks: Sequence[int], skeletons: Sequence[Sequence[SkeletonEntry]]) -> str:
@@ -76,15 +79,18 @@ def encode_nodes(graph: OverlapGraph) -> bytes:
     return base64.b85encode(packed)  # stores carry text
 
 
-def find_difference(ranks: Sequence[int], payloads: Sequence[bytes]) -> str:
+def find_difference(ranks: Sequence[int], payloads: Sequence[bytes], *, static: bool = True) -> str:
     """The first node in which the graphs of two ranks differ, on each side.
 
     Args:
         ranks: both ranks.
         payloads: what `encode_nodes` wrote on them.
+        static: False: static sizes are each rank's own, and no difference.
     """
     one, other = ranks
     left, right = (_decode(payload) for payload in payloads)
+    if not static:
+        left, right = ([row.without_sizes() for row in rows] for rows in (left, right))
     for place, (mine, theirs) in enumerate(zip(left, right, strict=False)):
         if mine == theirs:
             continue
@@ -115,6 +121,11 @@ class _Row(NamedTuple):
     text: str
     summary: int
     used: list[int]
+
+    def without_sizes(self) -> _Row:
+        """With `#` for every static size."""
+        text = _SHAPES.sub(lambda found: _NUMBER.sub("#", found[0]), self.text)
+        return self._replace(text=text)
 
 
 def _decode(payload: bytes) -> list[_Row]:

@@ -28,6 +28,7 @@ from .agreements import Agreement, GraphKey  # noqa: TC001  cattrs reads the ann
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from .store import KeyValueStore
 
@@ -43,8 +44,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _PAUSE_S = 0.01
+_LOOK_S = 1.0
+"""How often a rank that waits asks whether it waits in vain."""
 
 
 @frozen(kw_only=True)
@@ -114,6 +117,8 @@ def agree_on_start(
     header: Mapping[str, str],
     patience_s: float,
     clock: Clock = REAL_CLOCK,
+    asked: str = "",
+    in_vain: Callable[[], bool] = lambda: False,
 ) -> tuple[PlanFile | None, bool]:
     """Find out together whether this start is warm. A rank without a file waits for nobody.
 
@@ -127,23 +132,28 @@ def agree_on_start(
         header: for the new file of a cold start.
         patience_s: how long to wait for ranks that have not come.
         clock: tells the time and waits.
+        asked: key that counts ranks that ask under whatever prefix. Empty: this one's.
+        in_vain: whether a rank is known not to come; asked now and then.
 
     Returns:
         The file to go on with and whether the start is warm. No file: the ranks decided on one
         that this rank does not hold, so it must keep away from caches.
     """
-    started = clock.now()
+    started = looked = clock.now()
     decided = f"{prefix}/decision"
+    asked = asked or f"{prefix}/asked"
     if file is None:
-        return _read(store.compare_set(decided, "", f"cold {new_name()}"), file, header)
+        decision = store.compare_set(decided, "", f"cold {new_name()}")
+        store.add(asked, 1)
+        return _read(decision, file, header)
     scopes = {
         f"{prefix}/{_digest([scope, digest])}": len(scope)
         for scope, digest in file.shared().items()
     }
     same, arrived = f"{prefix}/{file.name}", f"{prefix}/arrived"
-    for count in (*scopes, same, arrived):
+    for count in (*scopes, same, arrived, asked):
         store.add(count, 1)
-    agreeing = False
+    agreeing = alone = False
     while not store.check([decided]):
         # Each rank counts under its file's name before it counts as arrived.
         others = store.add(arrived, 0)
@@ -154,8 +164,12 @@ def agree_on_start(
             store.add(f"{prefix}/agreeing", int(agreeing))
         if agreeing and store.add(f"{prefix}/agreeing", 0) == world_size:
             store.compare_set(decided, "", f"warm {file.name}")
-        elif not alike or clock.now() - started > patience_s:
+        elif not alike or alone or clock.now() - started > patience_s:
             store.compare_set(decided, "", f"cold {new_name()}")
+        elif clock.now() - looked > _LOOK_S:
+            # Each rank counts as arrived before it counts as one that asked.
+            elsewhere = store.add(asked, 0) == world_size > store.add(arrived, 0)
+            looked, alone = clock.now(), elsewhere or in_vain()
         else:
             clock.sleep(_PAUSE_S)
     return _read(store.get(decided), file, header)

@@ -12,24 +12,22 @@ import itertools
 import json
 import logging
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 from typing import Protocol as TypingProtocol
-
-from attrs import asdict, frozen
 
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.errors import DeadlineError
 
 from .negotiation import DIGEST, Decide
-from .scopes import one_sided
+from .notices import find_off, in_one_line, name_ranks, off_in_words
+from .scope_messages import ScopeFound, ScopeSaid, why_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .negotiation import Protocol, Share
 
-__all__ = ["KeyValueStore", "ScopeFound", "StoreExchange"]
+__all__ = ["KeyValueStore", "StoreExchange"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,6 +39,9 @@ _DECIDE_PAUSES_S = (0.1, 1.0, 3.0)
 _FEW = 64
 """Up to so many ranks are looked at one by one; the more there are, the less often."""
 _SELDOM = 10
+_SCOPE = "scope"
+_NO_REASON = "1"
+"""In place of the reason of a rank that left."""
 _WAITING = "overlap_core/waiting"
 """Where each rank says in which meeting it waits."""
 
@@ -55,50 +56,6 @@ class KeyValueStore(TypingProtocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-@frozen(kw_only=True)
-class ScopeFound:
-    """Who negotiates about one graph."""
-
-    ranks: tuple[int, ...]
-    """Ascending."""
-    why: str
-    """Why they cannot negotiate: one communicates with another whose graph knows nothing of it, or
-    has no weight gather where others have some. Empty: they can."""
-    seen: tuple[str, ...]
-    """Ops that a rank of the scope saw communicating without a declaration, sorted."""
-
-
-@frozen(kw_only=True)
-class _ScopeSaid:
-    """What one rank publishes of its graph before anybody votes."""
-
-    groups: Sequence[Sequence[int]]
-    seen: Sequence[str]
-    gathers: int | None
-
-    def encode(self) -> str:
-        return json.dumps({**asdict(self), "groups": [_pack(ranks) for ranks in self.groups]})
-
-    @classmethod
-    def decode(cls, payload: bytes) -> _ScopeSaid:
-        data = json.loads(payload)
-        return cls(**{**data, "groups": [_unpack(ranks) for ranks in data["groups"]]})
-
-
-def _pack(ranks: Sequence[int]) -> list[int] | dict[str, int]:
-    """Ranks of a group; those of a mesh come in even steps, however many there are."""
-    steps = {b - a for a, b in pairwise(ranks)}
-    if len(ranks) > 3 and len(steps) == 1:
-        return {"first": ranks[0], "last": ranks[-1], "step": steps.pop()}
-    return list(ranks)
-
-
-def _unpack(ranks: list[int] | dict[str, int]) -> list[int]:
-    if isinstance(ranks, dict):
-        return list(range(ranks["first"], ranks["last"] + 1, ranks["step"]))
-    return ranks
-
-
 class StoreExchange:
     """One negotiation of one rank. All waits together end at one deadline.
 
@@ -108,6 +65,8 @@ class StoreExchange:
         identity: which graph this negotiation is about; equal on all ranks.
         deadline_s: seconds from now until waiting ends.
         clock: tells the time and waits.
+        job: its number on this store, under which ranks say that they go on without overlap.
+        software: what this rank runs, versions by name; ranks that run others don't negotiate.
     """
 
     def __init__(
@@ -117,14 +76,22 @@ class StoreExchange:
         identity: str,
         deadline_s: float,
         clock: Clock = REAL_CLOCK,
+        *,
+        job: int = 1,
+        software: Mapping[str, str] | None = None,
     ) -> None:
         self._store = store
         self._rank = rank
+        self._job = job
+        self._software = dict(software or {})
         self._prefix = f"overlap_core/{identity}"
         self._clock = clock
         self._started = clock.now()
         self._deadline_s = deadline_s
         self._announced = False
+        self._missed = ""
+        """For whom this rank waited in vain."""
+        self._left = False
         self._waiting = 0
         """How often this rank has said that it waits."""
         self._seen_waiting: dict[int, str] = {}
@@ -155,22 +122,22 @@ class StoreExchange:
             missing = sorted(wanted - known.keys())
             if not missing:
                 break
-            for rank, payload in self._collect("scope", missing).items():
-                known[rank] = _ScopeSaid.decode(payload)
+            for rank, payload in self._collect(_SCOPE, missing).items():
+                known[rank] = ScopeSaid.decode(payload, self._software)
         return ScopeFound(
             ranks=tuple(sorted(known)),
-            why=_why_apart(known),
+            why=why_apart(known),
             seen=tuple(sorted({op for said in known.values() for op in said.seen})),
         )
 
-    def _all_guess(self, guess: Sequence[int], mine: _ScopeSaid) -> bool:
+    def _all_guess(self, guess: Sequence[int], mine: ScopeSaid) -> bool:
         """Whether all ranks of a scope find it in their own groups, and say the same of it.
 
         Mostly so, and then a counter tells. False: what each of them said has to be read.
         """
-        said = json.dumps([guess, mine.seen, mine.gathers]).encode()
+        said = json.dumps([guess, mine.seen, mine.gathers, self._software]).encode()
         count = f"{self._prefix}/scope/={hashlib.sha256(said).hexdigest()}"
-        keys = [self._key("scope", rank) for rank in guess]
+        keys = [self._key(_SCOPE, rank) for rank in guess]
         self._store.add(count, 1)
         looks = itertools.count()
 
@@ -181,7 +148,7 @@ class StoreExchange:
             often = len(guess) <= _FEW or next(looks) % _SELDOM == _SELDOM - 1
             return often and self._store.check(keys)
 
-        self._wait("scope", guess, done)
+        self._wait(_SCOPE, guess, done)
         return self._store.add(count, 0) == len(guess)
 
     def publish_scope(
@@ -189,15 +156,24 @@ class StoreExchange:
         groups: Iterable[Sequence[int]],
         seen: Iterable[str] = (),
         gathers: int | None = None,
-    ) -> _ScopeSaid:
+        off: str = "",
+    ) -> ScopeSaid:
         """Say what `find_scope` says, and wait for nobody.
 
         A graph without weight gathers says so in this way, and no peer waits for it.
+
+        Args:
+            groups, seen, gathers: as for `find_scope`.
+            off: why this rank goes on without overlap; empty: it does not.
         """
-        said = _ScopeSaid(
-            groups=sorted({tuple(ranks) for ranks in groups}), seen=sorted(seen), gathers=gathers
+        said = ScopeSaid(
+            groups=sorted({tuple(ranks) for ranks in groups}),
+            seen=sorted(seen),
+            gathers=gathers,
+            off=off,
+            software=self._software,
         )
-        self._store.set(self._key("scope", self._rank), said.encode())
+        self._store.set(self._key(_SCOPE, self._rank), said.encode())
         return said
 
     def run(self, protocol: Protocol[T], scope: tuple[int, ...]) -> T:
@@ -225,11 +201,19 @@ class StoreExchange:
             return (self._decide(step, request.payload),)
         return self._share(step, request.payload, scope)
 
-    def leave(self) -> None:
-        """Tell peers that wait for this rank that it won't answer any more. Never raises."""
+    def leave(self, why: str = "") -> None:
+        """Tell peers that wait for this rank that it won't answer any more. Never raises.
+
+        Args:
+            why: what went wrong here. Empty: nothing did, or this rank waited in vain, which it
+                then says. The first call's reason stays.
+        """
         # If the store is gone, peers meet their deadline, and what is decided stays decided.
         with contextlib.suppress(Exception):
-            self._store.set(self._key("left", self._rank), "1")
+            if not self._left:
+                reason = in_one_line(why or self._missed)
+                self._store.set(self._key("left", self._rank), reason or _NO_REASON)
+                self._left = True
             if self._waiting:
                 self._store.set(f"{_WAITING}/{self._rank}", "")
 
@@ -283,7 +267,7 @@ class StoreExchange:
                 self._store.set(f"{_WAITING}/{self._rank}", f"{self._waiting} {self._prefix}")
                 self._look_for_missing(step, ranks, waited)
                 if waited > self._deadline_s and not done():
-                    raise DeadlineError(f"a rank was lost in the middle of step {step!r}")
+                    raise self._give_up(f"a rank was lost in the middle of step {step!r}")
             self._clock.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_S * max(1.0, len(ranks) / _FEW))
 
@@ -292,26 +276,43 @@ class StoreExchange:
         # Who answered and then left is not missing: look for answers after leavers.
         gone = [rank for rank in ranks if self._store.check([self._key("left", rank)])]
         missing = [rank for rank in ranks if not self._store.check([self._key(step, rank)])]
+        # Whoever came to the meeting takes part in it, whatever it said before.
+        off = find_off(self._store, self._job, missing) if step == _SCOPE and missing else {}
+        if off:
+            raise self._give_up(off_in_words(off))
         left = [rank for rank in gone if rank in missing]
         if left:
-            raise DeadlineError(f"{_ranks(left)} gave up on step {step!r}")
+            raise self._give_up(f"{name_ranks(left)} gave up on step {step!r}{self._why(left)}")
         if missing and waited > self._deadline_s:
-            raise DeadlineError(
-                f"{_ranks(missing)} did not reach step {step!r} within "
+            raise self._give_up(
+                f"{name_ranks(missing)} did not reach step {step!r} within "
                 f"{self._deadline_s:g} s; see deadline_s in OverlapConfig"
             )
         elsewhere = self._who_waits_elsewhere(missing) if waited > _PROGRESS_AFTER_S else ""
         if elsewhere:
-            raise DeadlineError(elsewhere)
+            raise self._give_up(elsewhere)
         if missing and waited > _PROGRESS_AFTER_S and not self._announced:
             self._announced = True
             logger.warning(
                 "rank %d waits for %s at step %r, at most %.0f s more",
                 self._rank,
-                _ranks(missing),
+                name_ranks(missing),
                 step,
                 self._deadline_s - waited,
             )
+
+    def _why(self, left: Sequence[int]) -> str:
+        """The first reason that one of these ranks gave, in brackets; empty: they gave none."""
+        for rank in left:
+            why = bytes(self._store.get(self._key("left", rank))).decode()
+            if why != _NO_REASON:
+                return f" ({why})" if len(left) == 1 else f" (rank {rank}: {why})"
+        return ""
+
+    def _give_up(self, why: str) -> DeadlineError:
+        """The error to raise; peers that come later hear of it."""
+        self._missed = why
+        return DeadlineError(why)
 
     def _who_waits_elsewhere(self, missing: Sequence[int]) -> str:
         """Whether all missing ranks wait in other meetings, so that none of them will come.
@@ -333,24 +334,6 @@ class StoreExchange:
         rank, place = next(iter(meetings.items()))
         here = self._prefix.removeprefix("overlap_core/")
         return (
-            f"{_ranks(list(meetings))} will not come: rank {rank} waits for others at {place!r}, "
-            f"rank {self._rank} at {here!r}"
+            f"{name_ranks(list(meetings))} will not come: rank {rank} waits for others at "
+            f"{place!r}, rank {self._rank} at {here!r}"
         )
-
-
-def _why_apart(known: Mapping[int, _ScopeSaid]) -> str:
-    pair = one_sided({rank: said.groups for rank, said in known.items()})
-    if pair is not None:
-        return (
-            f"rank {pair[0]} communicates with rank {pair[1]} in this graph, but rank "
-            f"{pair[1]} does not communicate with rank {pair[0]}"
-        )
-    without = [rank for rank, said in sorted(known.items()) if said.gathers == 0]
-    if without and len(without) < len(known):
-        return f"different numbers of weight gathers: {_ranks(without)}: 0"
-    return ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -38,6 +38,8 @@ class Vote:
     """Digest of the plugins in calling order; `plugin_names` says it in words."""
     plugin_names: tuple[str, ...] = ()
     fingerprint: str = ""
+    """When a ladder sees the votes, ranks whose graphs differ only in static sizes that are each
+    rank's own carry equal digests."""
     skeleton: str = ""
     """Ranks whose skeletons are compatible carry equal digests when a ladder sees the votes."""
     order: str = ""

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from overlap_core.graph import Node, OverlapGraph
     from overlap_core.graph.symbols import Expression
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "structure"]
 
 _VERSION = "overlap-fingerprint-1"
+_STRUCTURE_VERSION = "overlap-structure-1"
+_STATIC = "#"
+"""Stands for any static size, where these do not count."""
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -31,25 +34,38 @@ def fingerprint(graph: OverlapGraph) -> str:
     appearance with their sizes, and the whole dependency structure count. Symbols count by their
     pattern of occurrence in sizes, through a canonical labelling (`canonical_sites`).
     """
+    return _digest(graph, _VERSION, static=True)
+
+
+def structure(graph: OverlapGraph) -> str:
+    """Hex digest of a graph but for its static sizes, of which only the places count.
+
+    Equal for graphs that one program makes of other numbers of rows: what may be moved where does
+    not depend on sizes.
+    """
+    return _digest(graph, _STRUCTURE_VERSION, static=False)
+
+
+def _digest(graph: OverlapGraph, version: str, *, static: bool) -> str:
     numbers = _BufferNumbers(graph)
     groups: dict[str, int] = {}
     sites: list[Expression] = []
     site_numbers: dict[int | str, Expression] = {}
     digest = hashlib.sha256()
-    digest.update(_VERSION.encode())
+    digest.update(version.encode())
     for node in graph.nodes:
         shape: list[list[int | str]] = []
         for sizes in node.sizes:
             dims: list[int | str] = []
             for size in sizes:
                 if isinstance(size, int):
-                    dims.append(size)
+                    dims.append(size if static else _STATIC)
                     continue
                 expression = site_numbers.get(size)
                 if expression is None:
                     expression = site_numbers[size] = parse_expression(size)
                 if expression.constant is not None:
-                    dims.append(expression.constant)
+                    dims.append(expression.constant if static else _STATIC)
                 else:
                     dims.append("~")
                     sites.append(expression)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from overlap_core.graph import NodeKind, find_input_only, find_launch_group
 from overlap_core.graph.symbols import parse_expression
@@ -14,7 +14,7 @@ from overlap_core.graph.symbols import parse_expression
 from .entries import NO_COMMUNICATION, SkeletonEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from overlap_core.graph import LaunchGroup, Node, OverlapGraph
 
@@ -25,9 +25,10 @@ __all__ = [
     "Skeleton",
     "build_skeleton",
     "comparable_size",
-    "merge_skeletons",
+    "describe_entry",
+    "entry_from_json",
+    "entry_to_json",
     "skeleton_digest",
-    "structure_digest",
 ]
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -50,12 +51,19 @@ class Skeleton:
 
 
 def build_skeleton(
-    graph: OverlapGraph, classify: Callable[[Node], Communication | None]
+    graph: OverlapGraph,
+    classify: Callable[[Node], Communication | None],
+    gathers_too: Collection[int] = (),
 ) -> Skeleton:
     """Ask `classify` about every node but waits, and find the weight gathers.
 
-    A weight gather is a gather whose input is computed from graph inputs only and whose result
-    is waited for by somebody who uses it.
+    A weight gather is a gather whose input is computed from graph inputs only, none of which is
+    known to be an activation, and whose result is waited for by somebody who uses it.
+
+    Args:
+        graph: whose communication it is.
+        classify: says of a node what it issues.
+        gathers_too: positions of gathers that count as weight gathers whatever their input is.
 
     Raises:
         PluginError: from `classify`.
@@ -76,7 +84,11 @@ def build_skeleton(
         if answer.gather and node.kind is NodeKind.COLLECTIVE:
             states = {input_only[before] for before in graph.data_predecessors[position]}
             from_inputs = not inputs.isdisjoint(node.reads) or True in states
-            if from_inputs and False not in states:
+            if position in gathers_too or (
+                from_inputs
+                and False not in states
+                and graph.activations.isdisjoint((*node.reads, *node.mutates))
+            ):
                 group = find_launch_group(graph, position, input_only, positions)
                 if _is_used(graph, group):
                     gathers.append(group)
@@ -144,14 +156,6 @@ def skeleton_digest(entries: Sequence[SkeletonEntry]) -> str:
     return digest.hexdigest()
 
 
-def structure_digest(entries: Sequence[SkeletonEntry]) -> str:
-    """Hex digest of what stays the same when a graph is compiled again for other shapes.
-
-    Sizes count for weight gathers only: weights keep theirs.
-    """
-    return skeleton_digest([e if e.weight_gather else evolve(e, sizes=()) for e in entries])
-
-
 def entry_to_json(entry: SkeletonEntry) -> list[object]:
     """The comparable part of an entry as plain data."""
     return [
@@ -178,67 +182,6 @@ def entry_from_json(ordinal: int, data: list[Any]) -> SkeletonEntry:
         weight_gather=bool(weight_gather),
         comparable=tuple(comparable),
     )
-
-
-def merge_skeletons(
-    skeletons: Sequence[Sequence[SkeletonEntry]], ranks: Sequence[int] = ()
-) -> tuple[tuple[SkeletonEntry, ...] | None, str]:
-    """One skeleton that all the given ones agree with, or None and the first difference.
-
-    Args:
-        skeletons: in an order that is the same on all ranks.
-        ranks: one for each, to name in the difference.
-
-    Ranks may disagree on whether a dimension is static (a local length of 1 is specialized on
-    one rank only). A dimension that is symbolic anywhere is not compared; the static values of
-    one dimension must be equal wherever it is static.
-    """
-    first = list(skeletons[0])
-    sides = [f" (rank {rank})" for rank in ranks] or [""] * len(skeletons)
-    for which, other in enumerate(skeletons[1:], start=1):
-        for ordinal in range(max(len(first), len(other))):
-            if ordinal >= len(first) or ordinal >= len(other):
-                is_more = ordinal >= len(first)
-                longer, side = (other, sides[which]) if is_more else (first, sides[0])
-                return None, (
-                    f"entry {ordinal}: {describe_entry(longer[ordinal])}{side}, on one side only"
-                )
-            merged = _merge_entries(first[ordinal], other[ordinal])
-            if merged is None:
-                return None, (
-                    f"entry {ordinal}: {describe_entry(skeletons[0][ordinal])}{sides[0]} beside "
-                    f"{describe_entry(skeletons[which][ordinal])}{sides[which]}"
-                )
-            first[ordinal] = merged
-    # A dimension found symbolic late may have hidden two static values from each other.
-    for ordinal, entry in enumerate(first):
-        for output, sizes in enumerate(entry.sizes):
-            for dim in range(len(sizes)):
-                static = {s[ordinal].sizes[output][dim] for s in skeletons} - {SYMBOLIC}
-                if len(static) > 1:
-                    return None, (
-                        f"entry {ordinal}: {entry.op} with {sorted(static, key=str)} "
-                        f"in dimension {dim}"
-                    )
-    return tuple(first), ""
-
-
-def _merge_entries(a: SkeletonEntry, b: SkeletonEntry) -> SkeletonEntry | None:
-    if a == b:
-        return a
-    if evolve(a, sizes=()) != evolve(b, sizes=()) or list(map(len, a.sizes)) != list(
-        map(len, b.sizes)
-    ):
-        return None
-    merged = []
-    for left, right in zip(a.sizes, b.sizes, strict=True):
-        dims: list[int | str] = []
-        for x, y in zip(left, right, strict=True):
-            if x != y and SYMBOLIC not in (x, y):
-                return None
-            dims.append(x if x == y else SYMBOLIC)
-        merged.append(tuple(dims))
-    return evolve(a, sizes=tuple(merged))
 
 
 def describe_entry(entry: SkeletonEntry) -> str:

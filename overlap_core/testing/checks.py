@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from overlap_core.skeleton import comparable_size
+from overlap_core.skeleton import arrange, comparable_size, find_reordered, may_differ, merge
 from overlap_core.testing._values import maker, run_symbolically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from overlap_core.graph import Node, OverlapGraph
     from overlap_core.outcome import RankOutcome
+    from overlap_core.skeleton import SkeletonEntry
 
 __all__ = ["assert_legal", "assert_same_collective_sequence"]
 
@@ -83,7 +84,8 @@ def assert_same_collective_sequence(
     where that isn't known, so that two gathers of equal shape that swapped on one rank are found.
     The place doesn't count where no two launches look alike: ranks may have come with them in
     different orders, of which one was restored. Communication on a group that nobody named counts
-    as shared with every rank.
+    as shared with every rank. Rows of all-to-alls and custom ops may be each rank's own share, but
+    not where sizes show that two launches have swapped.
 
     Args:
         outcomes: of all ranks, such as from `FakeRanks` or `overlap_core.simulate`.
@@ -106,6 +108,8 @@ class _Issued:
     rank: int
     program: tuple[Node, ...]
     final: tuple[Node, ...]
+    entries: Mapping[str, SkeletonEntry]
+    """By node."""
 
     @classmethod
     def of(cls, outcome: RankOutcome) -> _Issued:
@@ -115,14 +119,15 @@ class _Issued:
         by_name = {node.name: node for node in outcome.graph.nodes}
         program = tuple(node for node in outcome.graph.nodes if node.name in issuing)
         final = tuple(by_name[name] for name in outcome.order if name in issuing)
-        return cls(rank=outcome.rank, program=program, final=final)
+        entries = {entry.node: entry for entry in outcome.skeleton}
+        return cls(rank=outcome.rank, program=program, final=final, entries=entries)
 
     def shared_with(self, rank: int) -> _Issued:
         def reaches(node: Node) -> bool:
             return node.group_ranks is None or rank in node.group_ranks
 
         program, final = (tuple(filter(reaches, nodes)) for nodes in (self.program, self.final))
-        return _Issued(rank=self.rank, program=program, final=final)
+        return evolve(self, program=program, final=final)
 
     @property
     def captured(self) -> tuple[Node, ...]:
@@ -175,9 +180,14 @@ def _compare(one: _Issued, other: _Issued, tolerate: bool) -> None:
             ((one, one.final), (other, other.final)),
         )
     )
-    if _first_difference(*finals) is None or _is_one_without_numbers(one, other):
+    differ = _first_difference(*finals)
+    parted = _first_difference(*programs)
+    if not captured:
+        differ = _first_swapped(one, other, *finals) if differ is None else differ
+        parted = _first_swapped(one, other, *programs) if parted is None else parted
+    if differ is None or _is_one_without_numbers(one, other):
         return
-    if tolerate and _first_difference(*programs) is not None:
+    if tolerate and parted is not None:
         for side, program, final in zip((one, other), programs, finals, strict=True):
             moved = _first_difference(program, final)
             if moved is not None:
@@ -187,13 +197,11 @@ def _compare(one: _Issued, other: _Issued, tolerate: bool) -> None:
                     f"{_show('program order', program, moved)}{_show('final order', final, moved)}"
                 )
         return
-    differ = _first_difference(*finals)
-    if differ is not None:
-        shown = [
-            _show(f"rank {side.rank}", final, differ)
-            for side, final in zip((one, other), finals, strict=True)
-        ]
-        raise AssertionError(f"{pair}, first at {differ}\n{''.join(shown)}")
+    shown = [
+        _show(f"rank {side.rank}", final, differ)
+        for side, final in zip((one, other), finals, strict=True)
+    ]
+    raise AssertionError(f"{pair}, first at {differ}\n{''.join(shown)}")
 
 
 def _is_one_without_numbers(one: _Issued, other: _Issued) -> bool:
@@ -215,14 +223,34 @@ def _first_difference(rows: list[_Row], others: list[_Row]) -> int | None:
 
 
 def _same_sizes(one: Node, other: Node) -> bool:
-    """Equal wherever both are static: ranks may differ in which dimensions are symbolic."""
+    """Equal wherever both are static, but for a rank's own share of the rows.
+
+    Ranks may differ in which dimensions are symbolic.
+    """
     if [len(sizes) for sizes in one.sizes] != [len(sizes) for sizes in other.sizes]:
         return False
-    return all(
-        a == b or isinstance(a, str) or isinstance(b, str)
-        for sizes, others in zip(one.sizes, other.sizes, strict=True)
-        for a, b in zip(sizes, others, strict=True)
-    )
+    outputs = []
+    for pair in zip(one.sizes, other.sizes, strict=True):
+        ours, theirs = (map(comparable_size, sizes) for sizes in pair)
+        outputs.append(list(zip(ours, theirs, strict=True)))
+    return may_differ(one.op, outputs)
+
+
+def _first_swapped(
+    one: _Issued, other: _Issued, ours: list[_Row], theirs: list[_Row]
+) -> int | None:
+    """The first place with rows of each rank's own, if they show that two launches have swapped."""
+    skeletons = [
+        arrange([side.entries[row.node.name] for row in rows], range(len(rows)))
+        for side, rows in ((one, ours), (other, theirs))
+    ]
+    merged = merge(skeletons)
+    # Whoever made the graphs says what all-to-alls exchange.
+    rows = zip(ours, theirs, strict=True)
+    matched = [place for place, pair in enumerate(rows) if all(row.node.sent for row in pair)]
+    if find_reordered(skeletons, merged.uneven, matched=matched):
+        return merged.uneven[0]
+    return None
 
 
 def _show(title: str, rows: list[_Row], place: int) -> str:

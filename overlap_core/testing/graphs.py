@@ -70,6 +70,10 @@ class GraphBuilder:
         """An all-reduce."""
         return self.collective(f"{_FUNCTIONAL}.all_reduce.default", source, ns=ns, **more)
 
+    def all_to_all(self, source: str, *, ns: int | None = 100_000, **more: Any) -> str:
+        """An all-to-all; `sent` and `received` say how many rows go to and come from each rank."""
+        return self.collective(f"{_FUNCTIONAL}.all_to_all_single.default", source, ns=ns, **more)
+
     def collective(self, op: str, *reads: str, group: str | None = "fsdp", **more: Any) -> str:
         """Any launch that is waited for elsewhere; `nbytes` follows from sizes and dtype."""
         return self.add(NodeKind.COLLECTIVE, op, *reads, group=group, **more)

@@ -129,6 +129,15 @@ def test_bytes_of_inputs_come_back_and_are_left_out_where_unknown(
     assert OverlapGraph.load(tmp_path / "graph.json") == graph
 
 
+def test_rows_of_an_exchange_come_back(tmp_path: Path) -> None:
+    data = example(nodes__0__op="_c10d_functional.all_to_all_single.default")
+    assert "sent" not in graph_to_json(graph_from_json(data))["nodes"][0]
+    data["nodes"][0] |= {"sent": [1, "s27 + 1"], "received": ["2", 0]}
+    graph = graph_from_json(data)
+    assert (graph.nodes[0].sent, graph.nodes[0].received) == ((1, "s27 + 1"), (2, 0))
+    assert graph_from_json(graph_to_json(graph)) == graph
+
+
 def test_optional_keys_may_be_left_out_or_null() -> None:
     full = graph_from_json(EXAMPLE)
     assert graph_from_json(example(nodes__2__cost_ns=None)).nodes[2].cost_ns is None
@@ -170,6 +179,9 @@ def test_optional_keys_may_be_left_out_or_null() -> None:
         ({"nodes__2__sizes": [["s27 +"]]}, "nodes[2].sizes[0][0]: not a size expression"),
         ({"nodes__2__sizes": [[None]]}, "nodes[2].sizes[0][0]: a size is an integer or"),
         ({"nodes__3__issues_collective": "yes"}, "nodes[3].issues_collective: expected bool"),
+        ({"nodes__3__sent": ["s27 +"]}, "nodes[3].sent[0]: not a size expression"),
+        ({"nodes__3__sent": [1, -1]}, "nodes[3].sent[1]: a size is negative: -1"),
+        ({"nodes__3__received": [1]}, "received has 1 numbers of rows for 2 ranks"),
         # What only the nodes together can break.
         ({"nodes__2__reads": ["buf7"]}, "nodes[2] ('op2', aten.mm.out): reads 'buf7', which"),
         ({"nodes__0__reads": ["buf8"]}, "lies on a cycle: op0 -> op1 -> op2 -> op0"),

@@ -184,6 +184,23 @@ def test_an_in_place_collective_has_sizes_and_waits(
     assert [entry.weight_gather for entry in skeleton.entries] == [True, False]
 
 
+def test_an_exchange_shows_the_rows_of_each_rank(
+    capture: Any, gather: Any, x: torch.Tensor
+) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        return functional.all_to_all_single(x @ gather(w), received, sent, dist.group.WORLD) + 1
+
+    [found] = capture(fn, x, *shards(1), [1, 2, 3, 4], [4, 4, 3, 5])
+    exchange = found.node("all_to_all_single")
+    assert exchange.sizes == ((10, 32),)
+    assert (exchange.received, exchange.sent) == ((1, 2, 3, 4), (4, 4, 3, 5))
+    assert found.node("all_gather_into_tensor").sent == ()
+    [found] = capture(fn, x, *shards(1), [1, 2, 3, 4], [4, 4, 3, 5], dynamic=True)
+    exchange = found.node("all_to_all_single")
+    assert [len(exchange.received), len(exchange.sent)] == [4, 4]
+    assert any(isinstance(rows, str) for rows in (*exchange.received, *exchange.sent))
+
+
 def test_gathers_that_are_not_of_weights_never_move(
     capture: Any, gather: Any, x: torch.Tensor
 ) -> None:

@@ -9,12 +9,7 @@ import torch
 from torch._dynamo.external_utils import wrap_inline
 from torch._inductor.virtualized import V
 
-import overlap_core as oc
-from overlap_core.host import PluginHost
 from overlap_core.inductor.identity import identify
-from overlap_core.inductor.job import key_of
-from overlap_core.testing import GraphBuilder
-from overlap_core.views import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,18 +44,3 @@ def test_a_module_of_torch_is_named_by_its_own_forward(
     with torch.no_grad():
         [captured] = capture(model, torch.ones(32, 32), look=look)
     assert "container.py" in captured.seen or "Gathered.forward" in captured.seen
-
-
-def test_an_agreement_is_not_followed_where_no_call_can_be_made() -> None:
-    """Under another wrapper of Inductor's, such as `cpp_wrapper`."""
-    builder = GraphBuilder()
-    for name in ("gather0", "gather1"):
-        builder.mm("x", builder.gather(name))
-    graph = builder.build()
-    config = oc.OverlapConfig()
-    host = PluginHost.discover(config)
-    plain = key_of(prepare(graph, config, host), "f")
-    single = key_of(prepare(graph, config, host, keep_alone=frozenset({"gather0"})), "f")
-    assert plain is not None
-    assert plain != single
-    assert plain == key_of(prepare(graph, config, host), "f")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
+from torch._inductor.virtualized import V
 
 import overlap_core as oc
 from overlap_core.config import OverlapConfig
@@ -186,6 +188,25 @@ def test_a_graph_that_cannot_be_described_keeps_program_order(model: Any, argume
     [report] = oc.reports()
     assert "enforce_comm_ordering_for_fsdp" in report.why
     assert not report.committed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"aot_mode": True}, {"cpp_wrapper": True, "bundled": True}, {"bundled": True}],
+)
+def test_code_that_cannot_check_its_plan_keeps_program_order(
+    model: Any, arguments: Any, settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(snodes: list[Any]) -> list[Any]:
+        bundled = functorch_config.patch(bundled_autograd_cache="bundled" in settings)
+        with monkeypatch.context() as patch, bundled:
+            for name in settings.keys() - {"bundled"}:
+                patch.setattr(V.graph, name, True)
+            return make_pass()(snodes)
+
+    compile_through([pack], model, *arguments)
+    [report] = oc.reports()
+    assert ("packaged as C++" in report.why) == (len(settings) == 2 or "aot_mode" in settings)
 
 
 def test_a_fault_of_the_pass_itself_does_not_break_the_compile(

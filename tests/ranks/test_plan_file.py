@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from overlap_core.ranks import Agreement, GraphKey, Mode
 from overlap_core.ranks.plan_file import (
+    VERSION,
     PlanFile,
     agree_on_start,
     load_plan_file,
@@ -117,11 +118,11 @@ def test_a_file_of_another_header_or_version_is_not_used(tmp_path: Path) -> None
     save_plan_file(path, file_of())
     assert load_plan_file(path, {**HEADER, "torch": "3"}) is None
     data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "version": 3}))
+    path.write_text(json.dumps({**data, "version": VERSION + 1}))
     assert load_plan_file(path, HEADER) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', "\ufeff\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", f'{{"version": {VERSION}}}', "\ufeff\x00"])
 def test_a_broken_file_is_said_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
@@ -135,3 +136,39 @@ def test_an_agreement_replaces_the_one_of_its_key() -> None:
     file = with_agreement(file_of((key(), agreed(0, 1))), key(), agreed(0, 1, sequence=(0, 1)))
     assert [one.sequence for _, one in file.agreements] == [(0, 1)]
     assert evolve(file, agreements=()) == file_of()
+
+
+def test_a_rank_that_is_known_not_to_come_is_not_waited_for() -> None:
+    clock = VirtualClock()
+    file, warm = agree_on_start(
+        *(HashStore(), "start", 2, file_of((key(), agreed(0, 1))), HEADER, PATIENCE_S, clock),
+        in_vain=lambda: clock.now() > 10,
+    )
+    assert 10 < clock.now() < 12
+    assert file is not None
+    assert not warm
+
+
+def test_a_rank_that_asks_under_another_configuration_is_not_waited_for() -> None:
+    store, clock, file = HashStore(), VirtualClock(), file_of((key(), agreed(0, 1)))
+
+    def one(prefix: str, mine: PlanFile | None) -> tuple[PlanFile | None, bool]:
+        return agree_on_start(
+            *(store, prefix, 2, mine, HEADER, PATIENCE_S, clock), asked="start/asked"
+        )
+
+    results = clock.run([lambda: one("start/a", file), lambda: one("start/b", None)])
+    assert [result[1] for result in results] == [False, False]
+    assert clock.now() < 2
+
+
+def test_a_slow_rank_of_the_same_configuration_is_waited_for() -> None:
+    store, clock, file = HashStore(), VirtualClock(), file_of((key(), agreed(0, 1)))
+
+    def one(pause_s: float) -> tuple[PlanFile | None, bool]:
+        clock.sleep(pause_s)
+        return agree_on_start(
+            *(store, "start", 2, file, HEADER, PATIENCE_S, clock), asked="start/asked"
+        )
+
+    assert clock.run([lambda: one(0), lambda: one(20)]) == [(file, True)] * 2

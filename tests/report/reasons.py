@@ -12,12 +12,11 @@ import overlap_core as oc
 from overlap_core import following
 from overlap_core.builtin.ladder import default
 from overlap_core.errors import OverlapError
-from overlap_core.following import agreement_of, follow
+from overlap_core.following import agreement_of, choose_agreement, follow
 from overlap_core.host import PluginHost
 from overlap_core.pipeline import negotiate
 from overlap_core.placement import Plan, TimelineModel
 from overlap_core.ranks import (
-    Agreement,
     Commitment,
     Mode,
     ModeDecision,
@@ -28,11 +27,13 @@ from overlap_core.ranks import (
 from overlap_core.report import votes_in_words
 from overlap_core.simulation import simulate, simulate_views
 from overlap_core.skeleton import SkeletonEntry, merge_skeletons
+from overlap_core.testing import graphs_for_ranks
 from overlap_core.verdicts import describe_outcome
 from overlap_core.views import prepare
 
 from ..pipeline_views import EXACT, Failing, hosted, same, skewed, slower_unless_pinned, two_layers
 from ..small_graphs import gather, graph_of, mm, on_ranks, opaque, wait
+from .meetings import MEETINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from overlap_core.outcome import RankOutcome
     from overlap_core.placement import Timeline
     from overlap_core.ranks.negotiation import Protocol
+    from overlap_core.testing import GraphBuilder
+    from overlap_core.views import RankView
 
 __all__ = ["SCENARIOS"]
 
@@ -65,10 +68,10 @@ def layers(count: int, *, ns: int = 100, nbytes: int = 10) -> list[Node]:
     return nodes
 
 
-def refused(call: Callable[[], RankOutcome]) -> list[str]:
+def refused(call: Callable[[], tuple[RankView, RankOutcome]]) -> list[str]:
     """What an order that cannot be followed says, raised or noted."""
     try:
-        return texts([call()])
+        return texts([call()[1]])
     except OverlapError as error:
         return [str(error)]
 
@@ -222,6 +225,31 @@ def sizes_that_meet_late() -> list[str]:
     return [merge_skeletons([entry(4), entry("~"), entry(5)])[1]]
 
 
+def rows_of_each_ranks_own() -> list[str]:
+    def attention(*rows: int, scale: int) -> list[oc.OverlapGraph]:
+        def fill(g: GraphBuilder) -> None:
+            for count in rows[:: -1 if scale < 0 and g.rank else 1]:
+                rows_here = count + abs(scale) * g.rank
+                g.opaque("mylib::attn", "x", group="cp", sizes=(1, rows_here, 8))
+            g.mm(g.gather("w"))
+
+        return list(graphs_for_ranks(2, fill))
+
+    def exchange(g: GraphBuilder) -> None:
+        sent, received = (4 + g.rank, 4), (4, 4 + g.rank)
+        y = g.all_to_all("x", sizes=(sum(received), 8), sent=sent, received=received)
+        g.mm(y, g.gather("w"))
+
+    sets = [
+        attention(512, scale=128),
+        attention(512, 512, scale=128),
+        attention(512, 640, scale=128),
+        attention(512, 100, scale=-20),
+        graphs_for_ranks(2, exchange),
+    ]
+    return [text for graphs in sets for text in texts(simulate(graphs))]
+
+
 def a_rank_that_would_lose() -> list[str]:
     views = same(2, extra=2, scatter=True)
     return texts(simulate_views([views[0], slower_unless_pinned(views[1])]))
@@ -361,12 +389,15 @@ def parted_and_left_so() -> list[str]:
 
 
 def following_alone() -> list[str]:
-    [view] = same(1, scatter=True)
-    assert view.frame is not None
-    say = {"why": "the ranks said so", "scope": (0, 1)}
-    slot = Agreement(mode=Mode.SLOT, sequence=(0, 1, 2), **say)
+    views, two = same(2, scatter=True), same(2)
+    view = views[0]
+    slot = agreement_of(view, simulate_views(views)[0])
+    slot = evolve(slot, mode=Mode.SLOT, why="the ranks said so", sequence=(0, 1, 2))
     found = refused(lambda: follow(view, slot))
-    found += refused(lambda: follow(evolve(view, skeleton=None), slot))
+    found += refused(lambda: follow(evolve(view, skeleton=None, fault="too hot"), slot))
+    found += refused(lambda: follow(view, agreement_of(two[0], simulate_views(two)[0])))
+    raising = hosted(view.graph, EXACT, Failing("overlap_adjust_plan", active=True))
+    found += refused(lambda: follow(raising, slot))
     for changes in (
         {"sequence": (1, 0, 2)},
         {"sequence": (0,)},
@@ -377,11 +408,20 @@ def following_alone() -> list[str]:
     return found
 
 
+def following_two_at_once() -> list[str]:
+    views = same(2, scatter=True)
+    agreement = agreement_of(views[0], simulate_views(views)[0])
+    both = [evolve(agreement, sequence=order) for order in ((0, 1, 2), (0, 2, 1))]
+    with pytest.raises(OverlapError) as error:
+        choose_agreement(views[0], both)
+    return [str(error.value)]
+
+
 def following_into_calls() -> list[str]:
     host = PluginHost.discover(CALLS)
-    graph = graph_of(*layers(2))
+    graph, other = on_ranks(graph_of(*layers(2)), 2)
     view = prepare(graph, CALLS, host)
-    agreement = agreement_of(view, simulate_views([view])[0])
+    agreement = agreement_of(view, simulate_views([view, prepare(other, CALLS, host)])[0])
     alone = prepare(graph, CALLS, host, keep_alone=frozenset({"g1"}))
     nodes = [evolve(n, after=("a0",)) if n.name == "g1" else n for n in graph.nodes]
     apart = prepare(evolve(graph, nodes=tuple(nodes)), CALLS, host)
@@ -405,9 +445,10 @@ def following_what_is_not_legal() -> list[str]:
 SCENARIOS: tuple[Callable[[], list[str]], ...] = (
     moved, moved_by_one, hidden_as_it_is, at_the_head_and_too_little, nothing_earlier, memory,
     in_calls, not_described, ladder, votes, other_compute, other_compute_in_every_way,
-    other_communication, sizes_that_meet_late, a_rank_that_would_lose, calls_that_would_lose,
+    other_communication, sizes_that_meet_late, rows_of_each_ranks_own, a_rank_that_would_lose,
+    calls_that_would_lose,
     failing_policies, failed_negotiation, illegal_order, ranks_that_disagree, orders_that_parted,
-    restored_only, parted_and_left_so, following_alone, following_into_calls,
-    following_what_is_not_legal,
+    restored_only, parted_and_left_so, following_alone, following_two_at_once,
+    following_into_calls, following_what_is_not_legal, *MEETINGS,
 )  # fmt: skip
 """Each returns what reports say; together they say every sentence that there is."""

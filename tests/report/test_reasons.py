@@ -17,6 +17,8 @@ PACKAGE = Path(overlap_core.__file__).parent
 MODULES = (
     *("verdicts", "pipeline", "following", "views", "report/words", "builtin/ladder"),
     *("ranks/common_order", "ranks/crossings", "ranks/differences", "skeleton/skeleton"),
+    *("ranks/notices", "ranks/scope_messages", "ranks/store"),
+    *("ranks/ends", "skeleton/merge"),
 )
 """Where the reasons of modes, gathers and notes are worded."""
 NO_REASONS = {

@@ -20,6 +20,8 @@ from overlap_core.testing.strategies import RankSet, rank_sets
 from ..parted import swapped_ops, swapped_reductions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from overlap_core.outcome import RankOutcome
 
 
@@ -184,6 +186,35 @@ def test_sizes_count_where_both_are_static() -> None:
     sized("s0")
     with pytest.raises(AssertionError, match=r"\[8, 4\]"):
         sized(9)
+
+
+def exchanges(*rows: int) -> Callable[[GraphBuilder], None]:
+    def fill(g: GraphBuilder) -> None:
+        names = [
+            g.all_to_all("x", name=f"e{i}", sizes=(count + g.rank, 4))
+            for i, count in enumerate(rows)
+        ]
+        g.mm(*names, g.gather("w"))
+
+    return fill
+
+
+def test_rows_of_exchanges_may_be_each_ranks_own() -> None:
+    outcomes = FakeRanks(graphs=graphs_for_ranks(2, exchanges(8, 64))).run()
+    assert outcomes[0].mode == "identical"
+    assert_same_collective_sequence(outcomes)
+    moved = [outcomes[0], reorder(outcomes[1], "e1", "e0")]
+    with pytest.raises(AssertionError, match="different collectives, first at 0"):
+        assert_same_collective_sequence(moved)
+
+
+def test_sizes_that_swapped_are_no_rows_of_ranks_own() -> None:
+    """Rank 0 has what rank 1 has one exchange later."""
+    outcomes = FakeRanks(graphs=graphs_for_ranks(2, exchanges(9, 8))).run()
+    assert outcomes[0].mode == "pinned"
+    with pytest.raises(AssertionError, match="different collectives, first at 0"):
+        assert_same_collective_sequence(outcomes)
+    assert_same_collective_sequence(outcomes, tolerate_program_differences=True)
 
 
 def test_an_outcome_without_a_graph_is_refused(outcomes: tuple[RankOutcome, ...]) -> None:

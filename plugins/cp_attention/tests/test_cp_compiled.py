@@ -92,7 +92,7 @@ def run_case(rank: int, world_size: int, case: Case) -> Seen:
     generator = torch.Generator().manual_seed(1)
     whole = torch.randn(2, sum(case.lengths), DIM, generator=generator)
     inputs: list[Any] = [whole.split(list(case.lengths), dim=1)[rank].contiguous()]
-    if case.dynamic:
+    if case.dynamic or len(set(case.lengths)) > 1:
         inputs.append(list(case.lengths))
 
     def run(options: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
@@ -178,6 +178,15 @@ def test_uneven_splits_are_one_graph_with_other_symbols(
             assert ns is not None
             assert network_ns is not None
             assert 0 < network_ns < ns
+
+
+def test_uneven_splits_at_fixed_lengths_are_one_graph_too(
+    pooled_ranks: RunRanks,
+) -> None:
+    results = check(pooled_ranks, Case(lengths=(24, 16), train=True), "identical")
+    for seen in results:
+        assert set(seen.costs) == OPS
+        assert {source for _, _, source, _ in seen.costs.values()} == {"analytical"}
 
 
 def test_a_specialized_length_is_another_graph_with_the_same_skeleton(
