@@ -39,9 +39,10 @@ def gather(shard: torch.Tensor) -> torch.Tensor:
 
 def model(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     ops, world = torch.ops._c10d_functional, dist.group.WORLD
-    x = torch.relu(x @ gather(a))
+    """Without a kernel of its own, whose compiler is slow."""
+    x = x @ gather(a)
     x = ops.wait_tensor(ops.all_reduce(x, "sum", world.group_name))
-    return torch.relu(x @ gather(b))
+    return x @ gather(b)
 
 
 def job(rank: int, world_size: int, folder: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def test_the_second_start_loads_what_the_first_compiled(folder: Path, first: Any
 
 
 def test_a_rank_without_its_cache_compiles_the_same_order_alone(folder: Path, first: Any) -> None:
-    for cache in ("fxgraph", "aotautograd"):  # not the kernels, which take long to compile
+    for cache in ("fxgraph", "aotautograd"):
         shutil.rmtree(folder / "cache1" / cache)
     hit, miss = start(folder)
     assert (hit["hits"], miss["hits"]) == (2, 0)
