@@ -42,7 +42,14 @@ if TYPE_CHECKING:
     from .skeleton import Skeleton
     from .views import RankView
 
-__all__ = ["agreement_of", "choose_agreement", "describe_new", "follow", "peer_skeleton_of"]
+__all__ = [
+    "agreement_of",
+    "choose_agreement",
+    "describe_new",
+    "follow",
+    "peer_skeleton_of",
+    "recognize",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +117,24 @@ def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
     )
 
 
+def recognize(view: RankView, agreements: Sequence[Agreement]) -> RankView:
+    """The view with a skeleton though it has a fault, as far as one can be had.
+
+    By that a rank with a fault meets those that compile the same, and finds what came of it.
+
+    Args:
+        view: of the graph that this rank compiles.
+        agreements: all that were made for its function.
+    """
+    if view.skeleton is not None or not view.graph.nodes:
+        return view
+    try:
+        return estimated(view, [e for agreed in agreements for e in agreed.skeleton.entries])
+    except Exception as error:
+        logger.debug("not even a skeleton is known: %s", error)
+        return view
+
+
 def choose_agreement(view: RankView, agreements: Sequence[Agreement]) -> Agreement | None:
     """The agreement that this rank must follow, since peers may run a graph of it; None: none.
 
@@ -122,14 +147,13 @@ def choose_agreement(view: RankView, agreements: Sequence[Agreement]) -> Agreeme
     """
     chosen: Agreement | None = None
     for agreement in agreements:
-        own = estimated(view, agreement.skeleton.entries)
+        own = recognize(view, [agreement])
         found = _align(own, agreement)
         if found is None or found.difference:
             continue
         if chosen is None:
             chosen = agreement
-            wanted = _wanted(own, agreement)[0]
-        elif _contradicts(own, wanted, agreement):
+        elif _contradicts(own, chosen, agreement):
             raise DivergenceError(
                 f"rank {view.graph.rank} compiles a graph alone that fits two earlier ones "
                 "whose ranks agreed on different orders, and peers may run either. Switch the pass "
@@ -297,13 +321,20 @@ def _needed_entries(graph: OverlapGraph, positions: Sequence[int]) -> list[set[i
     return needed
 
 
-def _contradicts(view: RankView, wanted: tuple[int, ...], agreement: Agreement) -> bool:
-    """Whether another agreement wants launches in another order than `wanted`, or other calls."""
+def _contradicts(view: RankView, chosen: Agreement, agreement: Agreement) -> bool:
+    """Whether another agreement wants launches in another order than the chosen one."""
     assert view.skeleton is not None
     mine, ordinals = peer_skeleton_of(view.graph, view.skeleton)
     places = align(mine, agreement.skeleton, view.graph.rank).places
     shared = {ordinals[i] for i, place in enumerate(places) if place is not None}
-    other, _ = _wanted(view, agreement)
+    try:
+        wanted, _ = _wanted(view, chosen)
+    except IllegalOrderError:
+        return False  # `follow` will say so
+    try:
+        other, _ = _wanted(view, agreement)
+    except IllegalOrderError:
+        return True
     return [o for o in wanted if o in shared] != [o for o in other if o in shared]
 
 
