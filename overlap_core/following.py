@@ -103,8 +103,13 @@ def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
         place = {names[ordinal]: i for i, ordinal in enumerate(ordinals)}
         sequence = [place[name] for name in outcome.order if name in place]
         nodes = view.graph.nodes
-        calls = [[place[nodes[p].name] for p in call.launches] for call in outcome.coalesced]
+        named = [[nodes[p].name for p in call.launches] for call in outcome.coalesced]
+        calls = [[place[name] for name in call] for call in named if place.keys() >= set(call)]
         moved = bool(calls) or sequence != [place[name] for name in names if name in place]
+        same_number = len({vote.entries for vote in outcome.votes}) == 1
+        if not moved and not (outcome.committed and same_number):
+            # No rank moved anything, nor was an order restored: later graphs stay as they are.
+            sequence = []
     return Agreement(
         mode=outcome.mode,
         why=outcome.why,
@@ -250,18 +255,21 @@ def _wanted(view: RankView, agreement: Agreement) -> tuple[tuple[int, ...], list
     if found.difference:
         raise IllegalOrderError(f"the agreement is about other communication: {found.difference}")
     own = {place: ordinals[i] for i, place in enumerate(found.places) if place is not None}
-    agreed = agreement.sequence or range(len(agreement.skeleton.entries))
-    sequence = [own[place] for place in agreed if place in own]
+    if not agreement.sequence:
+        return tuple(range(len(view.skeleton.entries))), []
+    sequence = [own[place] for place in agreement.sequence if place in own]
     calls = [[own[place] for place in call] for call in agreement.calls if set(call) <= own.keys()]
-    return _fit_in(view, sequence), calls
+    return _fit_in(view, sequence, calls), calls
 
 
-def _fit_in(view: RankView, sequence: Sequence[int]) -> tuple[int, ...]:
+def _fit_in(
+    view: RankView, sequence: Sequence[int], calls: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
     """All entries: those of a sequence in that order, the others among them.
 
     The others keep their captured order. Each comes behind all that were captured before it, and
-    no later, unless something that depends on it comes earlier. So ranks that run graphs of one
-    structure end alike.
+    no later, unless something that depends on it comes earlier; none comes between launches of one
+    call. So ranks that run graphs of one structure end alike.
 
     Raises:
         IllegalOrderError: dependencies contradict the sequence.
@@ -269,10 +277,11 @@ def _fit_in(view: RankView, sequence: Sequence[int]) -> tuple[int, ...]:
     assert view.skeleton is not None
     canonical = _canonical(view.graph, view.skeleton)
     spot = {ordinal: i for i, ordinal in enumerate(sequence)}
+    end = {**spot, **{o: max(map(spot.__getitem__, call)) for call in calls for o in call}}
     weights: dict[int, tuple[int, int]] = {}
     last = -1
     for captured, ordinal in enumerate(canonical):
-        last = max(last, spot.get(ordinal, -1))
+        last = max(last, end.get(ordinal, -1))
         weights[ordinal] = (spot[ordinal], -1) if ordinal in spot else (last, captured)
     needed = _needed_entries(view.graph, view.skeleton.positions)
     for chain in (sequence, [ordinal for ordinal in canonical if ordinal not in spot]):
