@@ -43,7 +43,14 @@ if TYPE_CHECKING:
     from .skeleton import Skeleton
     from .views import RankView
 
-__all__ = ["agreement_of", "choose_agreement", "describe_new", "follow", "peer_skeleton_of"]
+__all__ = [
+    "agreement_of",
+    "choose_agreement",
+    "describe_new",
+    "follow",
+    "peer_skeleton_of",
+    "recognize",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +104,13 @@ def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
         place = {names[ordinal]: i for i, ordinal in enumerate(ordinals)}
         sequence = [place[name] for name in outcome.order if name in place]
         nodes = view.graph.nodes
-        calls = [[place[nodes[p].name] for p in call.launches] for call in outcome.coalesced]
+        named = [[nodes[p].name for p in call.launches] for call in outcome.coalesced]
+        calls = [[place[name] for name in call] for call in named if place.keys() >= set(call)]
         moved = bool(calls) or sequence != [place[name] for name in names if name in place]
+        same_number = len({vote.entries for vote in outcome.votes}) == 1
+        if not moved and not (outcome.committed and same_number):
+            # No rank moved anything, nor was an order restored: later graphs stay as they are.
+            sequence = []
     return Agreement(
         mode=outcome.mode,
         why=outcome.why,
@@ -109,6 +121,24 @@ def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
         moved=moved,
         lasting=outcome.committed or outcome.lasting,
     )
+
+
+def recognize(view: RankView, agreements: Sequence[Agreement]) -> RankView:
+    """The view with a skeleton though it has a fault, as far as one can be had.
+
+    By that a rank with a fault meets those that compile the same, and finds what came of it.
+
+    Args:
+        view: of the graph that this rank compiles.
+        agreements: all that were made for its function.
+    """
+    if view.skeleton is not None or not view.graph.nodes:
+        return view
+    try:
+        return estimated(view, [e for agreed in agreements for e in agreed.skeleton.entries])
+    except Exception as error:
+        logger.debug("not even a skeleton is known: %s", error)
+        return view
 
 
 def choose_agreement(view: RankView, agreements: Sequence[Agreement]) -> Agreement | None:
@@ -123,14 +153,13 @@ def choose_agreement(view: RankView, agreements: Sequence[Agreement]) -> Agreeme
     """
     chosen: Agreement | None = None
     for agreement in agreements:
-        own = estimated(view, agreement.skeleton.entries)
+        own = recognize(view, [agreement])
         found = _align(own, agreement)
         if found is None or found.difference:
             continue
         if chosen is None:
             chosen = agreement
-            wanted = _wanted(own, agreement)[0]
-        elif _contradicts(own, wanted, agreement):
+        elif _contradicts(own, chosen, agreement):
             raise DivergenceError(
                 f"rank {view.graph.rank} compiles a graph alone that fits two earlier ones "
                 "whose ranks agreed on different orders, and peers may run either. Switch the pass "
@@ -226,10 +255,11 @@ def _wanted(view: RankView, agreement: Agreement) -> tuple[tuple[int, ...], list
     if found.difference:
         raise IllegalOrderError(f"the agreement is about other communication: {found.difference}")
     own = {place: ordinals[i] for i, place in enumerate(found.places) if place is not None}
-    agreed = agreement.sequence or range(len(agreement.skeleton.entries))
-    sequence = [own[place] for place in agreed if place in own]
+    if not agreement.sequence:
+        return tuple(range(len(view.skeleton.entries))), []
+    sequence = [own[place] for place in agreement.sequence if place in own]
     calls = [[own[place] for place in call] for call in agreement.calls if set(call) <= own.keys()]
-    return _fit_in(view, sequence), calls
+    return _fit_in(view, sequence, calls), calls
 
 
 def _with_called(view: RankView, agreement: Agreement) -> RankView:
@@ -243,12 +273,14 @@ def _with_called(view: RankView, agreement: Agreement) -> RankView:
     return view if called <= known else with_gathers(view, called)
 
 
-def _fit_in(view: RankView, sequence: Sequence[int]) -> tuple[int, ...]:
+def _fit_in(
+    view: RankView, sequence: Sequence[int], calls: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
     """All entries: those of a sequence in that order, the others among them.
 
     The others keep their captured order. Each comes behind all that were captured before it, and
-    no later, unless something that depends on it comes earlier. So ranks that run graphs of one
-    structure end alike.
+    no later, unless something that depends on it comes earlier; none comes between launches of one
+    call. So ranks that run graphs of one structure end alike.
 
     Raises:
         IllegalOrderError: dependencies contradict the sequence.
@@ -256,10 +288,11 @@ def _fit_in(view: RankView, sequence: Sequence[int]) -> tuple[int, ...]:
     assert view.skeleton is not None
     canonical = _canonical(view.graph, view.skeleton)
     spot = {ordinal: i for i, ordinal in enumerate(sequence)}
+    end = {**spot, **{o: max(map(spot.__getitem__, call)) for call in calls for o in call}}
     weights: dict[int, tuple[int, int]] = {}
     last = -1
     for captured, ordinal in enumerate(canonical):
-        last = max(last, spot.get(ordinal, -1))
+        last = max(last, end.get(ordinal, -1))
         weights[ordinal] = (spot[ordinal], -1) if ordinal in spot else (last, captured)
     needed = _needed_entries(view.graph, view.skeleton.positions)
     for chain in (sequence, [ordinal for ordinal in canonical if ordinal not in spot]):
@@ -308,13 +341,20 @@ def _needed_entries(graph: OverlapGraph, positions: Sequence[int]) -> list[set[i
     return needed
 
 
-def _contradicts(view: RankView, wanted: tuple[int, ...], agreement: Agreement) -> bool:
-    """Whether another agreement wants launches in another order than `wanted`, or other calls."""
+def _contradicts(view: RankView, chosen: Agreement, agreement: Agreement) -> bool:
+    """Whether another agreement wants launches in another order than the chosen one."""
     assert view.skeleton is not None
     mine, ordinals = peer_skeleton_of(view.graph, view.skeleton)
     places = align(mine, agreement.skeleton, view.graph.rank).places
     shared = {ordinals[i] for i, place in enumerate(places) if place is not None}
-    other, _ = _wanted(view, agreement)
+    try:
+        wanted, _ = _wanted(view, chosen)
+    except IllegalOrderError:
+        return False  # `follow` will say so
+    try:
+        other, _ = _wanted(view, agreement)
+    except IllegalOrderError:
+        return True
     return [o for o in wanted if o in shared] != [o for o in other if o in shared]
 
 

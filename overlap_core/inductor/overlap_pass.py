@@ -19,7 +19,13 @@ from torch._inductor.virtualized import V
 from overlap_core._clock import REAL_CLOCK, Clock
 from overlap_core.costs import IDEAL, CostSource, apply_measurements, request_digest, scale_missing
 from overlap_core.errors import DivergenceError
-from overlap_core.following import agreement_of, choose_agreement, describe_new, follow
+from overlap_core.following import (
+    agreement_of,
+    choose_agreement,
+    describe_new,
+    follow,
+    recognize,
+)
 from overlap_core.graph import OverlapGraph
 from overlap_core.outcome import RankOutcome
 from overlap_core.pipeline import negotiate
@@ -285,6 +291,7 @@ class OverlapPass:
             if agreed and (bound := choose_agreement(view, agreed)) is not None:
                 return self._follow(sight, agreements, bound)
             if sight.groups or view.fault:
+                key = key_of(recognize(view, agreed), identity)
                 return self._negotiate(snodes, sight, job, identity, key, agreed)
         # Peers whose graphs of this function communicate need not wait for this one.
         meeting = job.meeting(view, identity, key, counts=False)
@@ -365,7 +372,7 @@ class OverlapPass:
                 if set(note_hidden(found.seen)) & set(sight.opaque_ops):
                     # A peer saw an op of this graph communicate, which could not be tried here.
                     sight = self._look(snodes, job.rank, job.world_size)
-                    key = key_of(sight.view, identity)
+                    key = key_of(recognize(sight.view, agreed), identity)
                 outcome = exchange.run(
                     negotiate(sight.view, found.ranks, sight.measurer), found.ranks
                 )
@@ -384,8 +391,12 @@ class OverlapPass:
             raise
         finally:
             exchange.leave()
+        kept = outcome
+        if not sight.can_gain and not outcome.committed:
+            # Nothing of it could move, whoever was late: that holds as long as the job goes on.
+            kept = evolve(outcome, scope=(job.rank,), lasting=True)
         try:
-            self._remember(sight, outcome, key, job)
+            self._remember(evolve(sight, view=recognize(sight.view, agreed)), kept, key, job)
         except Exception as error:
             if outcome.committed:
                 raise DivergenceError(

@@ -46,9 +46,18 @@ class PeerSkeleton:
     """Ranks of each group, by first appearance; empty: unknown."""
 
     def digest(self) -> str:
-        """Hex digest of what is the same on all ranks: of groups, their sizes."""
-        rows = [[e.op, e.dtypes, e.groups, e.comparable] for e in self.entries]
-        data = json.dumps([rows, [len(ranks) for ranks in self.groups]])
+        """Hex digest of what is the same on all ranks: of groups, their sizes.
+
+        What is on groups of fewer ranks than others is left out, since there a rank may be alone
+        where another is not.
+        """
+        widest = max(map(len, self.groups), default=0)
+        shared = [len(ranks) in (0, widest) for ranks in self.groups]
+        entries = [entry for entry in self.entries if any(shared[group] for group in entry.groups)]
+        groups = {group: None for entry in entries for group in entry.groups}
+        numbers = {group: number for number, group in enumerate(groups)}
+        rows = [[e.op, e.dtypes, [numbers[g] for g in e.groups], e.comparable] for e in entries]
+        data = json.dumps([rows, [len(self.groups[group]) for group in groups]])
         return hashlib.sha256(data.encode()).hexdigest()
 
     def by_group(self) -> _ByGroup:
@@ -92,9 +101,10 @@ def align(mine: PeerSkeleton, agreed: PeerSkeleton, rank: int) -> Alignment:
         != [agreed.entries[o].noticed() for o in other.get(group, ())]
     ]
     alike = [group for group in own if group not in differing]
-    alone = {rank, *(other_rank for ranks, _ in differing for other_rank in ranks)}
-    # Nobody knows the ranks of a group that is unknown.
-    if differing and all(ranks and alone.issuperset(ranks) for ranks, _ in alike):
+    groups = [{rank, *ranks} for ranks, _ in differing]
+    # One group must tell, so that all of its ranks find the same. Nobody knows the ranks of a group
+    # that is unknown.
+    if any(all(ranks and alone.issuperset(ranks) for ranks, _ in alike) for alone in groups):
         return Alignment(difference=_describe(mine, agreed, own, other, differing))
     places: list[int | None] = [None] * len(mine.entries)
     for group in alike:
