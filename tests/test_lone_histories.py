@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from overlap_core import following, pipeline
-from overlap_core.errors import DivergenceError, PluginError
+from overlap_core.errors import DivergenceError
 from overlap_core.following import agreement_of, follow, peer_skeleton_of
 from overlap_core.inductor import overlap_pass
 from overlap_core.ranks import Mode
@@ -304,17 +304,6 @@ def test_what_is_planted_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     shortest = min(faults, key=len)
     print(shortest)
     assert "\n  rank 0 " in shortest, "the steps are told"
-
-
-def test_what_nobody_can_describe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even the built-in plugins: then nothing is known of what peers may run beside it."""
-
-    def fail(*args: object) -> RankView:
-        raise PluginError("no luck today")
-
-    monkeypatch.setattr(following, "estimated", fail)
-    tally = explore(world(2, VARIANTS["a plugin fails"]))
-    assert {fault.partition(":")[0] for fault in tally.faults} == {"unjustified"}
 
 
 def issue(group: str, *tags: int, ranks: tuple[int, ...] = (0, 1), alone: bool = False) -> Issue:
