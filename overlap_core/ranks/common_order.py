@@ -39,7 +39,7 @@ from .messages import decode_each
 from .negotiation import first_places, share_distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol as Interface
 
     from overlap_core.graph import OverlapGraph
@@ -235,9 +235,13 @@ class CommonOrder:
         assert self._captured is not None
         nodes = [self.graph.nodes[position] for position in self.skeleton.positions]
         ranks = [node.group_ranks for node in nodes]
-        payload = json.dumps(occurrences(merged, self._captured, ranks)).encode()
+        payload = json.dumps([occurrences(merged, self._captured, ranks), ranks]).encode()
         payloads = yield from share_distinct("order/occurrences", payload, self.index)
-        return len(set(payloads)) > 1
+        found = [json.loads(payload) for payload in payloads]
+        if any(numbers != found[0][0] for numbers, _ in found):
+            return True
+        groups = dict(zip(self.scope, (ranks for _, ranks in found), strict=True))
+        return any(_part(groups, ordinal) for ordinal in range(len(merged)))
 
     def _restore(self, skeletons: list[Entries]) -> Protocol[None]:
         """Find the first order that all ranks can take; every rank comes to the same result."""
@@ -297,6 +301,20 @@ def _speakers(votes: Sequence[Vote]) -> set[int]:
     for place, vote in enumerate(votes):
         kinds.setdefault((vote.skeleton, vote.order), []).append(place)
     return {place for places in kinds.values() for place in places[:_MOST_SPEAKERS]}
+
+
+def _part(groups: Mapping[int, Sequence[Sequence[int] | None]], ordinal: int) -> bool:
+    """Whether ranks of one group have another group at the same place.
+
+    Args:
+        groups: by rank, for each entry the ranks of its group; None: unknown, or several groups.
+        ordinal: of the place.
+    """
+    for mine in (row[ordinal] for row in groups.values()):
+        theirs = [groups[rank][ordinal] for rank in mine or () if rank in groups]
+        if any(other is not None and other != mine for other in theirs):
+            return True
+    return False
 
 
 def _match_all(
