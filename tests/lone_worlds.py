@@ -264,7 +264,10 @@ _HOOKS = ("overlap_classify_node", "overlap_measure_cost", "overlap_adjust_plan"
 
 
 def random_world(random: Random) -> World:
-    """Two structures of which one was made of the other; all ranks can run at least one."""
+    """Two structures of which one was made of the other; all ranks can run at least one.
+
+    Every rank communicates in both: see the test of a rank that never met.
+    """
     while True:
         ranks = random.choice((2, 2, 3, 3, 4))
         launches = tuple(_random_launch(random, ranks) for _ in range(random.randint(2, 5)))
@@ -282,10 +285,15 @@ def random_world(random: Random) -> World:
             is_backward=random.random() < 0.3,
         )
         try:
-            if any(len(set(names)) == 1 for names in world.valid):
+            communicate = all(map(_communicates, world.programs.values()))
+            if communicate and any(len(set(names)) == 1 for names in world.valid):
                 return world
         except ValueError:  # launches in an order that they cannot have
             continue
+
+
+def _communicates(program: Program) -> bool:
+    return any(len(issue.ranks) > 1 for issue in program.issues.values())
 
 
 def _random_launch(random: Random, ranks: int) -> Launch:

@@ -240,6 +240,15 @@ def test_gathers_on_two_groups_that_inductor_swapped_on_one_rank() -> None:
     assert step.faults == ()
 
 
+def test_a_rank_that_never_met_goes_to_another_meeting() -> None:
+    """Where it had nothing to agree on before. That is refused, though all ranks compile alike."""
+    right = on("right", R), on("right", LOOSE_G)
+    found = explore(
+        World(ranks=3, structures={"A": structure(*right), "B": structure(LOOSE_G, *right)})
+    )
+    assert {fault.partition(":")[0] for fault in found.faults} == {"unjustified"}
+
+
 def exact_only(view: RankView, agreements: Sequence[Agreement]) -> Agreement | None:
     """Only an equal skeleton counts."""
     assert view.skeleton is not None
