@@ -11,6 +11,7 @@ from attrs import evolve
 
 from .errors import DivergenceError, IllegalOrderError, PluginError
 from .graph import restore_order
+from .pipeline import RESTORED
 from .placement import (
     Plan,
     cut_illegal,
@@ -68,7 +69,6 @@ def peer_skeleton_of(
     nodes = [graph.nodes[position] for position in skeleton.positions]
     ranks_of = {node.group: node.group_ranks for node in nodes if node.group_ranks is not None}
     groups: dict[str, int] = {}
-    ranks: list[tuple[int, ...]] = []
     entries, ordinals = [], []
     for ordinal in _canonical(graph, skeleton):
         entry, node = skeleton.entries[ordinal], nodes[ordinal]
@@ -79,7 +79,6 @@ def peer_skeleton_of(
         for name in names:
             if name not in groups:
                 groups[name] = len(groups)
-                ranks.append(ranks_of.get(name) or ())
         entries.append(
             PeerEntry(
                 op=entry.op,
@@ -89,7 +88,12 @@ def peer_skeleton_of(
             )
         )
         ordinals.append(ordinal)
-    return PeerSkeleton(entries=tuple(entries), groups=tuple(ranks)), tuple(ordinals)
+    noticed = PeerSkeleton(
+        entries=tuple(entries),
+        groups=tuple(ranks_of.get(name) or () for name in groups),
+        names=tuple(groups),
+    )
+    return noticed, tuple(ordinals)
 
 
 def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
@@ -107,9 +111,11 @@ def agreement_of(view: RankView, outcome: RankOutcome) -> Agreement:
         named = [[nodes[p].name for p in call.launches] for call in outcome.coalesced]
         calls = [[place[name] for name in call] for call in named if place.keys() >= set(call)]
         moved = bool(calls) or sequence != [place[name] for name in names if name in place]
-        same_number = len({vote.entries for vote in outcome.votes}) == 1
-        if not moved and not (outcome.committed and same_number):
-            # No rank moved anything, nor was an order restored: later graphs stay as they are.
+        alike = len({vote.skeleton for vote in outcome.votes}) == 1
+        # Who gave up midway never heard that skeletons are alike once an order is restored.
+        alike = alike or outcome.why.startswith(RESTORED)
+        if not moved and not (outcome.committed and alike):
+            # No rank moved anything: later graphs stay as they are.
             sequence = []
     return Agreement(
         mode=outcome.mode,

@@ -64,10 +64,12 @@ if TYPE_CHECKING:
     from .ranks import Measurer
     from .ranks.negotiation import Protocol
 
-__all__ = ["RankView", "negotiate", "prepare"]
+__all__ = ["RESTORED", "RankView", "negotiate", "prepare"]
 
 logger = logging.getLogger(__name__)
 
+RESTORED = "one order of communication was restored, no gather moved: "
+"""Begins the reason of an outcome that is nothing but that."""
 _KEEP, _LATE = b"keep ", b"late "
 """Program order, decided from what all ranks said, or because one could not say it."""
 
@@ -472,8 +474,7 @@ class _Side:
                 order = tuple(self.base[position] for position in order)
         elif restored:
             committed, order = True, restored
-            why = f"one order of communication was restored, no gather moved: {stopped_by}"
-            decision = ModeDecision(mode=Mode.PINNED, why=why)
+            decision = ModeDecision(mode=Mode.PINNED, why=RESTORED + stopped_by)
         else:
             why = verdict[len(_KEEP) :].decode(errors="replace")
             decision = ModeDecision(mode=Mode.ABORT, why=why)

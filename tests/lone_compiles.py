@@ -336,7 +336,7 @@ class _Exchange(StoreExchange):
         structure: str = "",
         outcome_of: Callable[[tuple[int, ...]], RankOutcome] | None = None,
     ) -> None:
-        super().__init__(_Store(), rank, meeting, deadline_s=1)
+        super().__init__(_Store(), rank, meeting, deadline_s=300)
         self._meeting = meeting
         self._gathering = gathering
         self._structure = structure

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from overlap_core import following, pipeline
-from overlap_core.errors import DivergenceError
+from overlap_core.errors import DivergenceError, PluginError
 from overlap_core.following import agreement_of, follow, peer_skeleton_of
 from overlap_core.inductor import overlap_pass
 from overlap_core.ranks import Mode
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SEED, HISTORIES, CHUNK, IN_ONE_WORLD = 20_261, 20_000, 500, 20
 G, R, X = Launch(op="gather"), Launch(), Launch(op="exchange")
-LOOSE = evolve(R, joins=False)
+LOOSE, LOOSE_G = (evolve(launch, joins=False) for launch in (R, G))
 A = (G, R, G)
 """Its second gather moves over the reduction."""
 CLASSIFY, MEASURE, ADJUST = (
@@ -90,8 +90,8 @@ OTHERS: dict[str, World] = {
     "a gather of one rank between those of a call": World(
         ranks=2,
         structures={
-            "A": structure(G, on("own", G), X, evolve(G, joins=False)),
-            "B": structure(G, on("own", G), evolve(X, size=32), evolve(G, joins=False)),
+            "A": structure(G, on("own", G), X, LOOSE_G),
+            "B": structure(G, on("own", G), evolve(X, size=32), LOOSE_G),
         },
         settings=CALLS,
     ),
@@ -115,6 +115,13 @@ OTHERS: dict[str, World] = {
             ),
         },
     ),
+    "groups of the same ranks in another order": World(
+        ranks=2,
+        structures={
+            "A": structure(R, on("twin", LOOSE_G)),
+            "B": structure(on("twin", LOOSE_G), R, orders={1: (1, 0)}),
+        },
+    ),
     "a plugin fails in the first one": World(
         ranks=2, structures={"A": structure(R, *A), "B": structure(*A, fault=(0, CLASSIFY))}
     ),
@@ -125,14 +132,30 @@ ROW, COLUMN = (
     Launch(op="gather", group=group, size=size, joins=False)
     for group, size in (("row", 48), ("column", 40))
 )
-MESH = World(
-    ranks=4,
-    structures={
-        "A": structure(ROW, COLUMN, orders={1: (1, 0)}),
-        "B": structure(ROW, COLUMN, on("own"), orders={0: (1, 0, 2), 3: (1, 0, 2)}),
-    },
-)
-"""Inductor swaps gathers on one rank, whose order is restored, and for `B` on two others."""
+MESHES = {
+    "an order was restored": World(
+        ranks=4,
+        structures={
+            "A": structure(ROW, COLUMN, orders={1: (1, 0)}),
+            "B": structure(ROW, COLUMN, on("own"), orders={0: (1, 0, 2), 3: (1, 0, 2)}),
+        },
+    ),
+    "an order was restored since no two operations look alike": World(
+        ranks=4,
+        structures={
+            "A": structure(G, ROW, knows_captured=False),
+            "B": structure(ROW, G, knows_captured=False),
+        },
+    ),
+    "nothing was restored or moved": World(
+        ranks=4,
+        structures={
+            "A": structure(on("column", X), evolve(ROW, joins=True), COLUMN),
+            "B": structure(evolve(ROW, joins=True), on("column", X), COLUMN),
+        },
+    ),
+}
+"""Meshes on which some ranks have groups in another order, which program order bears."""
 
 
 @pytest.fixture(autouse=True)
@@ -174,12 +197,14 @@ def test_every_history_of_other_worlds(name: str) -> None:
 
 
 @pytest.mark.full
-def test_every_history_of_a_mesh() -> None:
-    check(explore(MESH))
+@pytest.mark.parametrize("name", MESHES)
+def test_every_history_of_a_mesh(name: str) -> None:
+    check(explore(MESHES[name]))
 
 
-def test_histories_of_a_mesh() -> None:
-    model, tally, random = Model(MESH), Tally(), Random(SEED)
+@pytest.mark.parametrize("name", MESHES)
+def test_histories_of_a_mesh(name: str) -> None:
+    model, tally, random = Model(MESHES[name]), Tally(), Random(SEED)
     for _ in range(CHUNK):
         play(model, 4, random, tally)
     check(tally)
@@ -212,6 +237,15 @@ def test_gathers_on_two_groups_that_inductor_swapped_on_one_rank() -> None:
     model = Model(World(ranks=4, structures={"B": swapped}))
     step = model.advance(model.start, lambda options: options[0])
     assert step.faults == ()
+
+
+def test_a_rank_that_never_met_goes_to_another_meeting() -> None:
+    """Where it had nothing to agree on before. That is refused, though all ranks compile alike."""
+    right = on("right", R), on("right", LOOSE_G)
+    found = explore(
+        World(ranks=3, structures={"A": structure(*right), "B": structure(LOOSE_G, *right)})
+    )
+    assert {fault.partition(":")[0] for fault in found.faults} == {"unjustified"}
 
 
 def exact_only(view: RankView, agreements: Sequence[Agreement]) -> Agreement | None:
@@ -303,6 +337,19 @@ def test_what_is_planted_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     shortest = min(faults, key=len)
     print(shortest)
     assert "\n  rank 0 " in shortest, "the steps are told"
+
+
+def test_what_nobody_can_describe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the built-in plugins: then nothing is known of what peers may run beside it."""
+
+    def fail(*args: object) -> RankView:
+        raise PluginError("no luck today")
+
+    monkeypatch.setattr(following, "estimated", fail)
+    model, tally, random = Model(world(2, VARIANTS["a plugin fails"])), Tally(), Random(SEED)
+    for _ in range(CHUNK):
+        play(model, 4, random, tally)
+    assert {fault.partition(":")[0] for fault in tally.faults} == {"unjustified"}
 
 
 def issue(group: str, *tags: int, ranks: tuple[int, ...] = (0, 1), alone: bool = False) -> Issue:

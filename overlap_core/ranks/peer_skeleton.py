@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from attrs import frozen
 
-_Group = tuple[tuple[int, ...], int]
+_Group = tuple[tuple[int, ...], int | str]
 _ByGroup = dict[_Group, list[int]]
 
 __all__ = ["Alignment", "PeerEntry", "PeerSkeleton", "align"]
@@ -44,6 +44,8 @@ class PeerSkeleton:
     entries: tuple[PeerEntry, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     """Ranks of each group, by first appearance; empty: unknown."""
+    names: tuple[str, ...] = ()
+    """Of the groups, on this rank and in the run of the job that it comes from; empty: unknown."""
 
     def digest(self) -> str:
         """Hex digest of what is the same on all ranks: of groups, their sizes.
@@ -60,10 +62,16 @@ class PeerSkeleton:
         data = json.dumps([rows, [len(self.groups[group]) for group in groups]])
         return hashlib.sha256(data.encode()).hexdigest()
 
-    def by_group(self) -> _ByGroup:
-        """Ordinals of the entries on each group, by its ranks and which group of these it is."""
+    def by_group(self, named: bool = False) -> _ByGroup:
+        """Ordinals of the entries on each group, by its ranks and which group of these it is.
+
+        Args:
+            named: whether its name tells that, or its place among the groups of these ranks.
+        """
         numbers: dict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
-        names = [(ranks, next(numbers[ranks])) for ranks in self.groups]
+        names: list[_Group] = [(ranks, next(numbers[ranks])) for ranks in self.groups]
+        if named:
+            names = list(zip(self.groups, self.names, strict=True))
         found: _ByGroup = {name: [] for name in names}
         for ordinal, entry in enumerate(self.entries):
             for group in entry.groups:
@@ -93,7 +101,11 @@ def align(mine: PeerSkeleton, agreed: PeerSkeleton, rank: int) -> Alignment:
         mine, agreed: of two graphs that `rank` compiled from one function.
         rank: whose they are.
     """
-    own, other = mine.by_group(), agreed.by_group()
+    # Another run of the job may name its groups otherwise.
+    named = not {*zip(mine.groups, mine.names, strict=False)}.isdisjoint(
+        zip(agreed.groups, agreed.names, strict=False)
+    )
+    own, other = mine.by_group(named), agreed.by_group(named)
     differing = [
         group
         for group in {**own, **other}
