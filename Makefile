@@ -3,7 +3,7 @@
 #                  ARGS="tests/graph -x" runs pytest with these only
 # make test-quick  what needs no ranks and is quick: 90 seconds on two cores
 # make test-all    all there is: every fault on 4 ranks, environments of tutorial, template and
-#                  wheels, benchmarks at toy sizes, large random sets
+#                  wheels, benchmarks at toy sizes, large random sets, more examples
 #                  TORCH=2.14.1 with any of them: with this torch, in .venv-2.14.1
 # make fuzz        the Hypothesis tests with new seeds: MINUTES=10 JOBS=cores; SEED=7 tries that one
 #                  seed, SEED=7 SEEDS=50 so many from it on. It prints how to repeat a finding
@@ -52,7 +52,7 @@ test-quick: $(STAMP)
 	$(BIN)/python -m pytest $(SHARED) -m "not ranks and not slow and not full" --hypothesis-profile quick $(ARGS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest $(SHARED) --durations=25 $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) --durations=25 --hypothesis-profile thorough $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python tests/fuzz.py $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \

@@ -2,8 +2,8 @@
 
 `same`, which every run has unless it asks for another profile, gives the same answer each time, on
 every machine: what a test tries follows from its own source. `quick` tries the first of the same
-examples. `fuzz` tries what a seed says, for `tests/fuzz.py`; nothing is kept from run to run, so
-that the seed alone decides.
+examples, `thorough` more. `fuzz` tries what a seed says, for `tests/fuzz.py`; nothing is kept from
+run to run, so that the seed alone decides.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ settings.register_profile(
     database=None,
     deadline=None,
     derandomize=True,
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("quick", settings.get_profile("same"), max_examples=15)
-settings.register_profile("fuzz", settings.get_profile("same"), derandomize=False)
+settings.register_profile("thorough", settings.get_profile("same"), max_examples=200)
+settings.register_profile("fuzz", settings.get_profile("same"), derandomize=False, max_examples=100)
 settings.load_profile("same")
 
 # Hypothesis mixes in the literals of all modules that are loaded, so a test would try other things

@@ -178,7 +178,7 @@ def test_a_training_step_on_two_ranks(pooled_ranks: RunRanks, diverge: Diverge) 
     [
         pytest.param("none", marks=pytest.mark.full),
         "compute",
-        "skeleton",
+        pytest.param("skeleton", marks=pytest.mark.full),
         pytest.param("count", marks=pytest.mark.full),
     ],
 )

@@ -43,6 +43,7 @@ def follow_console(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.full
 def test_the_blocks_of_the_page_run(tmp_path: Path) -> None:
     kinds = []
     for block in blocks_of(PAGE):
